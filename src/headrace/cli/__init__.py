@@ -1,0 +1,1 @@
+"""Command line: flags in, processes started, answers printed."""

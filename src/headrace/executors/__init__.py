@@ -1,0 +1,1 @@
+"""StepPlan -> arrays -> model -> sampled tokens. One file for each engine."""

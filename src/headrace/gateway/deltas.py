@@ -1,0 +1,55 @@
+"""The types between the generation service and the API surfaces.
+
+Owns: GenerationSpec (in), TextDelta (out), ModelCard. Runs in: gateway. Must not know: HTTP, rings.
+"""
+
+from dataclasses import dataclass, field
+
+from headrace.protocol.errors import RequestError
+from headrace.protocol.manifest import GenerationDefaults
+from headrace.protocol.messages import Usage
+from headrace.protocol.sampling import SamplingParams, StopConditions
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """One sequence to generate, valid by construction: the surface that made it has checked every field."""
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stopping: StopConditions
+    stop_strings: tuple[str, ...] = ()
+    include_stop_string: bool = False
+    skip_special_tokens: bool = True
+    tenant_id: str = "default"
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """Text of one sequence since the delta before. The last delta, and only it, has finish_reason or error.
+
+    A consumer that lags gets one merged delta. `num_tokens` counts the output tokens behind `text`.
+    """
+
+    text: str = ""
+    num_tokens: int = 0
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_string: str | None = None  # the stop string that ended it, if one did
+    usage: Usage | None = None  # with the last delta
+    error: RequestError | None = None  # with the last delta, instead of a finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the surfaces say and need to know of the served model, from the prepared folder's manifest."""
+
+    id: str
+    created: int  # Unix seconds
+    vocab_size: int
+    max_model_len: int
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    add_bos_token: bool
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)

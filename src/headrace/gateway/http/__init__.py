@@ -1,0 +1,1 @@
+"""HTTP surfaces. One module for each API family."""

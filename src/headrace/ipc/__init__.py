@@ -1,0 +1,1 @@
+"""Shared-memory rings, doorbells and the worker's status page: how gateway and worker processes talk."""

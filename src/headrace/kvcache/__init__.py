@@ -1,0 +1,1 @@
+"""KV cache accounting: blocks, the pool, prefix hashes. Pure: time is an argument."""

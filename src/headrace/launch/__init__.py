@@ -1,0 +1,1 @@
+"""Where concrete classes meet: settings, process entry points, supervision."""

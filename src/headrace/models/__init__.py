@@ -1,0 +1,1 @@
+"""Find a model, prepare it once, describe what was prepared."""

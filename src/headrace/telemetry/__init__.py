@@ -1,0 +1,1 @@
+"""What is measured: the catalogue, its accumulation and its exposition."""

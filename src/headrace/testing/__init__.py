@@ -1,0 +1,1 @@
+"""Fakes that tests import: manual clock, executor with checked memory, in-memory channels."""
