@@ -14,7 +14,9 @@ from headrace.protocol.step import StepPlan, StepResult
 class Clock(Protocol):
     """Monotonic time."""
 
-    def now_ns(self) -> int: ...
+    def now_ns(self) -> int:
+        """Nanoseconds since an arbitrary start, never backwards."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Executor(Protocol):
     """Runs the model over a step plan. One caller, one thread."""
 
     @property
-    def spec(self) -> ExecutorSpec: ...
+    def spec(self) -> ExecutorSpec:
+        """What this executor offers; constant over its life."""
+        ...
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the rows and draw the wanted tokens. A row that cannot be done is a failure in the result, not an exception.
@@ -80,7 +84,9 @@ class Tokenizer(Protocol):
         """Ids of `text`. `parse_special`: whether markers like <|im_end|> in the text become control tokens."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids taken as a whole."""
+        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token adds to a text (b"" for control tokens); concatenated, they are the text in UTF-8."""

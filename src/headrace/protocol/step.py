@@ -48,7 +48,7 @@ class StepFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step made. Each sampling row stands in exactly one of `tokens` and `failures`; other rows in at most `failures`."""
+    """What one step made. A sampling row stands in exactly one of `tokens` and `failures`; any other at most in `failures`."""
 
     step_id: int
     tokens: dict[int, int]  # request id -> drawn token
