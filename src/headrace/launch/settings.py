@@ -1,0 +1,207 @@
+"""Everything that can be configured, once: the flags, the configuration file and the documents are made from these structs.
+
+Owns: names, defaults, ranges and help of every setting. Runs in: supervisor and CLI. Must not know: click, processes.
+A section of headrace.toml is a struct here, a key is a field, a flag is the field's name with dashes.
+"""
+
+import pathlib
+import tomllib
+import typing
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headrace.protocol.errors import ConfigurationError
+
+Port = Annotated[int, Meta(ge=0, le=65535, description="Port to listen on. 0 takes a free one.")]
+Count = Annotated[int, Meta(ge=1)]
+PositiveNumber = Annotated[float, Meta(gt=0)]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[model]: which model, and how it is prepared."""
+
+    model: Annotated[
+        str | None,
+        Meta(
+            description="What to serve: a folder with an OpenVINO IR, safetensors or a prepared model, a .gguf file, a Hugging "
+            "Face Hub id, or sim:KEY=VALUE,... for the simulated model. Default: the embedded SmolLM2-135M-Instruct."
+        ),
+    ] = None
+    served_model_name: Annotated[str | None, Meta(description="The id that clients use. Default: the model's own name.")] = None
+    precision: Annotated[
+        Literal["int8", "f16", "f32"],
+        Meta(description="Precision of the weights when they are prepared (a ready OpenVINO IR keeps its own)."),
+    ] = "int8"
+    cache_dir: Annotated[
+        str | None,
+        Meta(
+            description="Where prepared models are kept. Default: $HEADRACE_CACHE_DIR, or headrace in the user's cache folder."
+        ),
+    ] = None
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[scheduler]: what one step may hold."""
+
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="Most sequences that run at once.")] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_048_576,
+            description="Most tokens computed in one step (the token budget): smaller gives steadier gaps between tokens, "
+            "larger a faster prefill. At least --max-num-seqs.",
+        ),
+    ] = 256
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="Most tokens of one sequence, prompt and output. Default: what the model was made for."),
+    ] = None
+
+
+class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[cache]: the KV pool and the prefix cache."""
+
+    kv_cache_gib: Annotated[
+        PositiveNumber | None, Meta(description="Size of the KV pool in GiB. Default: by fraction of free memory.")
+    ] = None
+    kv_cache_memory_fraction: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=0.9,
+            description="Part of the memory that is free at start for the KV pool, at most what all sequences can use.",
+        ),
+    ] = 0.3
+    kv_cache_precision: Annotated[
+        Literal["auto", "u8", "f16", "bf16", "f32"], Meta(description="Precision of the KV cache. auto: what suits the device.")
+    ] = "auto"
+    prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prompt beginnings.")] = True
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[server]: the address and what is accepted."""
+
+    host: Annotated[
+        str, Meta(description="Address to listen on. 0.0.0.0 is reachable from other machines: there are no keys yet.")
+    ] = "127.0.0.1"
+    port: Port = 8000
+    max_queued_requests: Annotated[
+        int,
+        Meta(ge=0, description="Most requests that wait beside the running ones; more are refused with 503 and Retry-After."),
+    ] = 1024
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
+    max_choices: Annotated[int, Meta(ge=1, le=4096, description="Most choices (n, times prompts in a list) of one call.")] = 128
+    keep_alive_seconds: Annotated[float, Meta(gt=0, description="How long an idle connection is kept.")] = 75.0
+    sse_ping_seconds: Annotated[float, Meta(gt=0, description="A comment is sent on a stream that was silent for so long.")] = (
+        15.0
+    )
+
+
+class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[operation]: processes, their threads and their end."""
+
+    threads: Annotated[Count | None, Meta(description="Threads of the model. Default: all cores that the process may use.")] = (
+        None
+    )
+    drain_seconds: Annotated[float, Meta(ge=0, description="After SIGTERM, how long running streams may go on.")] = 30.0
+    progress_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="Not ready when the worker has shown no sign of life for so long.")
+    ] = 30.0
+    log_format: Annotated[Literal["auto", "human", "json"], Meta(description="auto: human on a terminal, else JSON lines.")] = (
+        "auto"
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged.")] = "info"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole configuration. headrace.toml has a table for each field."""
+
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    cache: CacheSettings = CacheSettings()
+    server: ServerSettings = ServerSettings()
+    operation: OperationSettings = OperationSettings()
+
+    def check(self) -> "Settings":
+        """Raise ConfigurationError when settings contradict one another; else return self."""
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigurationError(
+                f"--max-num-batched-tokens ({self.scheduler.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.scheduler.max_num_seqs}): every running sequence needs one token in each step."
+            )
+        return self
+
+
+class SettingField(msgspec.Struct, frozen=True):
+    """One setting as the CLI needs it."""
+
+    section: str
+    name: str
+    kind: type  # str, int, float or bool
+    choices: tuple[str, ...]  # of a Literal; empty otherwise
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """--max-num-seqs for max_num_seqs."""
+        return "--" + self.name.replace("_", "-")
+
+
+def setting_fields(sections: tuple[str, ...] = Settings.__struct_fields__) -> list[SettingField]:
+    """All settings of the sections, in order."""
+    hints = typing.get_type_hints(Settings)
+    found = []
+    for section in sections:
+        struct = hints[section]
+        annotations = typing.get_type_hints(struct, include_extras=True)
+        defaults = struct()
+        for name in struct.__struct_fields__:
+            kind, meta = typing.get_args(annotations[name])
+            options = [option for option in typing.get_args(kind) if option is not type(None)]
+            choices: tuple[str, ...] = ()
+            if typing.get_origin(kind) is Literal:
+                kind, choices = str, tuple(options)
+            elif options:
+                kind = typing.get_args(options[0])[0] if typing.get_args(options[0]) else options[0]
+            found.append(SettingField(section, name, kind, choices, getattr(defaults, name), meta.description))
+    return found
+
+
+def load_settings(config_file: str | None, flags: dict[str, Any]) -> Settings:
+    """Defaults, then the file, then the flags that were given ({field name: value}; None: not given).
+
+    Raises ConfigurationError naming the key, also for keys that do not exist.
+    """
+    tree: dict[str, dict[str, Any]] = {}
+    if config_file is not None:
+        tree = _read_toml(pathlib.Path(config_file))
+    sections = {field.name: field.section for field in setting_fields()}
+    for name, value in flags.items():
+        if value is not None:
+            tree.setdefault(sections[name], {})[name] = value
+    try:
+        return msgspec.convert(tree, Settings).check()
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"configuration: {_explain(str(error))}") from None
+
+
+def _read_toml(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        msgspec.convert(tree, Settings)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {_explain(str(error))}") from None
+    return tree
+
+
+def _explain(message: str) -> str:
+    """msgspec's message, with the path written as section.key."""
+    return message.replace("Object contains unknown field", "unknown key").replace("at `$.", "at `")
