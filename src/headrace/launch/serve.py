@@ -1,0 +1,32 @@
+"""`headrace serve`: prepare, wire, supervise.
+
+Owns: the order of a start, and what the operator reads. Runs in: supervisor. Must not know: what a child does.
+"""
+
+import sys
+
+from headrace.ipc.segment import remove_orphans
+from headrace.launch.model import prepare_in_child
+from headrace.launch.settings import Settings
+from headrace.launch.supervisor import Supervisor
+from headrace.launch.wiring import Wiring
+from headrace.telemetry.logs import configure_logging, get_logger
+
+log = get_logger("supervisor")
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. Raises ConfigurationError and ModelError for what cannot be started."""
+    configure_logging(settings.operation.log_format, settings.operation.log_level)
+    for orphan in remove_orphans():
+        log.info("removed what a dead server left", segment=orphan.name, size_bytes=orphan.size_bytes)
+    model = await prepare_in_child(settings)
+    name = settings.model.served_model_name or model.manifest.name
+
+    def on_serving(address: str) -> None:
+        log.info("serving", model=name, address=address, docs=f"{address}/docs")
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\n  Headrace serves {name} at {address}/v1   (API: {address}/docs, stop: Ctrl-C)\n\n")
+
+    with Wiring(settings, model) as wiring:
+        return await Supervisor(wiring, settings.operation.drain_seconds, on_serving).run()

@@ -1,0 +1,129 @@
+"""What joins the processes of one server: shared memory, doorbells, and each child's configuration.
+
+Owns: Wiring. Runs in: supervisor. Must not know: when a child is started or stopped.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import msgspec
+
+from headrace.gateway.config import GatewayConfig
+from headrace.gateway.http.settings import HttpSettings
+from headrace.ipc.channel import DEFAULT_EVENT_RING_BYTES, DEFAULT_REQUEST_RING_BYTES
+from headrace.ipc.doorbell import Doorbell
+from headrace.ipc.ring import Ring
+from headrace.ipc.segment import Segment, new_instance
+from headrace.ipc.status import StatusPage
+from headrace.launch.child import Child
+from headrace.launch.model import ServedModel
+from headrace.launch.settings import Settings
+from headrace.launch.worker_launch import WorkerLaunch
+from headrace.telemetry.status_fields import STATUS_FIELDS
+from headrace.worker.config import GatewayLink, WorkerConfig
+
+BYTES_PER_TOKEN_ID = 5  # MessagePack's longest form of a 32-bit number
+MIN_REQUESTS_IN_RING = 16  # of the longest prompts
+
+
+class Wiring:
+    """The segments and bells of one server, for as long as it lives. A context manager: at the end the files are gone."""
+
+    def __init__(self, settings: Settings, model: ServedModel) -> None:
+        self._settings = settings
+        self._model = model
+        self._stack = ExitStack()
+        self._instance = new_instance()
+        self.max_model_len = min(settings.scheduler.max_model_len or model.manifest.max_model_len, model.manifest.max_model_len)
+
+    def __enter__(self) -> "Wiring":
+        with ExitStack() as stack:
+            longest = self.max_model_len * BYTES_PER_TOKEN_ID
+            self._request_ring = self._make_ring(
+                stack, "requests0", max(DEFAULT_REQUEST_RING_BYTES, MIN_REQUESTS_IN_RING * longest)
+            )
+            self._event_ring = self._make_ring(stack, "events0", DEFAULT_EVENT_RING_BYTES)
+            self._status = self._make_segment(stack, "status", StatusPage.size_bytes(STATUS_FIELDS))
+            StatusPage.create(self._status.buffer, STATUS_FIELDS).close()
+            self._request_bell = self._make_bell(stack)
+            self._event_bell = self._make_bell(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    async def start_worker(self, epoch: int, on_ready: Callable[[str], None]) -> Child:
+        """A new life of the worker."""
+        settings = self._settings
+
+        def configuration(control_fd: int) -> bytes:
+            link = GatewayLink(0, self._request_ring.name, self._event_ring.name, self._event_bell.fds)
+            worker = WorkerConfig(
+                epoch=epoch,
+                control_fd=control_fd,
+                request_doorbell_fds=self._request_bell.fds,
+                status_segment=self._status.name,
+                gateways=[link],
+                max_num_seqs=settings.scheduler.max_num_seqs,
+                max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
+                enable_prefix_caching=settings.cache.prefix_caching,
+                log_format=settings.operation.log_format,
+                log_level=settings.operation.log_level,
+            )
+            return msgspec.json.encode(WorkerLaunch(worker, settings, self._model))
+
+        fds = {*self._request_bell.fds, *self._event_bell.fds}
+        return await Child.start("worker", "headrace.launch.worker_child", configuration, fds, on_ready)
+
+    async def start_gateway(self, incarnation: int, on_ready: Callable[[str], None]) -> Child:
+        """A new life of the gateway."""
+        settings = self._settings
+
+        def configuration(control_fd: int) -> bytes:
+            gateway = GatewayConfig(
+                incarnation=incarnation,
+                control_fd=control_fd,
+                request_ring=self._request_ring.name,
+                request_doorbell_fds=self._request_bell.fds,
+                event_ring=self._event_ring.name,
+                event_doorbell_fds=self._event_bell.fds,
+                status_segment=self._status.name,
+                model_folder=self._model.folder,
+                served_model_name=settings.model.served_model_name,
+                host=settings.server.host,
+                port=settings.server.port,
+                max_num_seqs=settings.scheduler.max_num_seqs,
+                max_queued_requests=settings.server.max_queued_requests,
+                keep_alive_seconds=settings.server.keep_alive_seconds,
+                drain_seconds=settings.operation.drain_seconds,
+                progress_timeout_seconds=settings.operation.progress_timeout_seconds,
+                http=HttpSettings(
+                    max_body_bytes=settings.server.max_body_bytes,
+                    max_choices=settings.server.max_choices,
+                    keep_alive_seconds=settings.server.sse_ping_seconds,
+                ),
+                log_format=settings.operation.log_format,
+                log_level=settings.operation.log_level,
+            )
+            return msgspec.json.encode(gateway)
+
+        fds = {*self._request_bell.fds, *self._event_bell.fds}
+        return await Child.start("gateway", "headrace.launch.gateway_child", configuration, fds, on_ready)
+
+    def _make_segment(self, stack: ExitStack, role: str, size_bytes: int) -> Segment:
+        segment = Segment.create(role, size_bytes, instance=self._instance)
+        stack.callback(segment.close)
+        stack.callback(segment.unlink)
+        return segment
+
+    def _make_ring(self, stack: ExitStack, role: str, capacity_bytes: int) -> Segment:
+        segment = self._make_segment(stack, role, Ring.size_bytes(capacity_bytes))
+        Ring.create(segment.buffer).close()
+        return segment
+
+    def _make_bell(self, stack: ExitStack) -> Doorbell:
+        bell = Doorbell.create()
+        stack.callback(bell.close)
+        return bell
