@@ -1,1 +1,6 @@
-"""KV cache accounting: blocks, the pool, prefix hashes. Pure: time is an argument."""
+"""KV cache accounting: blocks, the pool, prefix hashes. Pure: no I/O, no clock, no device."""
+
+from headrace.kvcache.block import BlockTable
+from headrace.kvcache.manager import KVCacheManager, KVCacheStatistics
+
+__all__ = ["BlockTable", "KVCacheManager", "KVCacheStatistics"]

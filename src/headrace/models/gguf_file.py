@@ -3,6 +3,7 @@
 Owns: the GGUF format and the gguf package. Runs in: launch, before serving. Must not know: architectures, graphs.
 """
 
+import contextlib
 import mmap
 import struct
 from collections.abc import Iterator
@@ -103,7 +104,8 @@ class GgufFile:
 
     def close(self) -> None:
         """Give back the mapping. Arrays that weight() returned stay valid: they are copies."""
-        self._view.close()
+        with contextlib.suppress(BufferError):  # an exception on its way up still holds a view; the mapping goes with it
+            self._view.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,101 @@
+"""POST /v1/chat/completions.
+
+Owns: the endpoint. Runs in: gateway. Must not know: sampling ranges, framing.
+"""
+
+import secrets
+import time
+from functools import partial
+
+import msgspec
+
+from headrace.gateway.http import answers
+from headrace.gateway.http.bodies import BodyReader
+from headrace.gateway.http.conversation import num_text_chars, prompt_mode, template_messages, template_variables
+from headrace.gateway.http.exchange import Exchange
+from headrace.gateway.http.parameters import OutputLimit, check_model, choice_count, make_specs, stream_wish
+from headrace.gateway.http.schemas import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatMessage,
+    StreamOptions,
+)
+from headrace.gateway.http.sse import ChatChoiceFrames, Envelope
+from headrace.gateway.http.surface import Surface
+from headrace.gateway.http.unsupported import refuse_unsupported, rows_for
+
+
+class ChatEndpoint:
+    """Messages in, the assistant's next message out."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        nested: dict[str, type[msgspec.Struct]] = {"messages": ChatMessage, "stream_options": StreamOptions}
+        self._reader = BodyReader(ChatCompletionRequest, surface.settings, nested)
+        self._rows = rows_for(ChatCompletionRequest)
+        self._fingerprint = surface.fingerprint
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request. Raises RequestError before anything is sent; ClientGoneError."""
+        surface = self._surface
+        request = await self._reader.read(exchange)
+        check_model(request.model, surface.service.card)
+        refuse_unsupported(request, self._rows)
+        wish = stream_wish(request)
+        limits = surface.service.limits()
+        num_choices = choice_count(request, surface.settings)
+        prompt = await encode_conversation(
+            surface,
+            request.messages,
+            request.add_generation_prompt,
+            request.continue_final_message,
+            request.chat_template_kwargs,
+        )
+        specs = make_specs(
+            request, [prompt], _output_limit(request), card=surface.service.card, limits=limits, settings=surface.settings
+        )
+        answer_id, created = "chatcmpl-" + secrets.token_hex(16), int(time.time())
+        model = surface.service.card.id
+        with answers.submitted(surface.service, specs) as streams:
+            if wish.stream:
+                envelope = Envelope("chat.completion.chunk", answer_id, created, model, self._fingerprint, wish.include_usage)
+                frames = [ChatChoiceFrames(envelope, index) for index in range(num_choices)]
+                writer = answers.EventWriter(exchange, envelope, surface.settings.keep_alive_seconds)
+                await writer.run(streams, frames, num_choices, wish.include_usage)
+                return
+            endings = await answers.collect(exchange, streams)
+        choices = [
+            ChatChoice(index, AnswerMessage("assistant", ending.text), ending.finish_reason, stop_reason=ending.stop_string)
+            for index, ending in enumerate(endings)
+        ]
+        usage = answers.usage_block([ending.usage for ending in endings], num_choices)
+        body = ChatCompletion(answer_id, created, model, self._fingerprint, choices, usage)
+        await exchange.respond(200, msgspec.json.encode(body))
+
+
+async def encode_conversation(
+    surface: Surface,
+    messages: list[ChatMessage],
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    variables: dict[str, object] | None,
+) -> list[int]:
+    """Prompt ids of a conversation. Raises RequestError naming the message at fault, or with the template's own reason."""
+    plain = template_messages(messages)
+    opens, continues = prompt_mode(add_generation_prompt, continue_final_message, plain)
+    work = partial(
+        surface.chat_encoder,
+        plain,
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        variables=template_variables(variables),
+    )
+    return await surface.text_workers.run(num_text_chars(plain), work)
+
+
+def _output_limit(request: ChatCompletionRequest) -> OutputLimit:
+    if request.max_completion_tokens is not None:
+        return OutputLimit(request.max_completion_tokens, None, "max_completion_tokens", "messages")
+    return OutputLimit(request.max_tokens, None, "max_tokens", "messages")

@@ -1,0 +1,195 @@
+"""The OpenAPI 3.1 document, made from the request and response structs.
+
+Owns: paths, examples and their words. Runs in: gateway. Must not know: handlers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace import __version__
+from headrace.gateway.http import schemas
+from headrace.protocol.errors import ErrorCode
+
+GROUPS = {
+    "Generate": "Text from a model, whole or as a stream of events.",
+    "Models and tokens": "What is served, and how text becomes tokens.",
+    "Operate": "For probes, dashboards and people.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. `answer` is a struct, or the media type of an answer that is not JSON."""
+
+    method: str
+    path: str
+    group: str
+    summary: str
+    description: str
+    answer: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    example: dict[str, Any] | None = None
+    errors: tuple[int, ...] = ()
+
+
+_GENERATION_ERRORS = (400, 404, 413, 415, 500, 503)
+_STREAM_NOTE = (
+    'With "stream": true the answer is text/event-stream: chunks of the same id, the first of each choice with its first text, '
+    "the last with its finish_reason, then data: [DONE]. A fault after the start is one event with an error object. "
+    "Lines that begin with a colon are comments."
+)
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Generate",
+        "Answer a conversation",
+        "The model's chat template makes the prompt. Fields that are known but not implemented are refused with 400 and their "
+        "name in param; unknown ones are named in the response header x-headrace-ignored-fields. " + _STREAM_NOTE,
+        schemas.ChatCompletion,
+        schemas.ChatCompletionRequest,
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32},
+        _GENERATION_ERRORS,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Generate",
+        "Continue a text",
+        "One or many prompts, as text or token ids; index = number of the prompt * n + number of the answer. "
+        "max_tokens is 16 when left out. " + _STREAM_NOTE,
+        schemas.TextCompletion,
+        schemas.CompletionRequest,
+        {"prompt": "Once upon a time", "max_tokens": 32, "seed": 7},
+        _GENERATION_ERRORS,
+    ),
+    Operation("get", "/v1/models", "Models and tokens", "List the served model", "One entry.", schemas.ModelList),
+    Operation(
+        "get",
+        "/v1/models/{model}",
+        "Models and tokens",
+        "Describe the served model",
+        "404 with code model_not_found for any other id.",
+        schemas.ModelEntry,
+        errors=(404,),
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "Models and tokens",
+        "Text or conversation to token ids",
+        "Either prompt or messages.",
+        schemas.TokenizeResponse,
+        schemas.TokenizeRequest,
+        {"prompt": "Hello, world"},
+        (400, 404, 413, 415, 503),
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "Models and tokens",
+        "Token ids to text",
+        "Control tokens are shown.",
+        schemas.DetokenizeResponse,
+        schemas.DetokenizeRequest,
+        {"tokens": [19556, 28, 905]},
+        (400, 404, 413, 415, 503),
+    ),
+    Operation(
+        "get",
+        "/health/live",
+        "Operate",
+        "Does the process answer?",
+        "200 as long as it does, also while it drains.",
+        schemas.HealthReport,
+    ),
+    Operation(
+        "get",
+        "/health/ready",
+        "Operate",
+        "Are requests welcome?",
+        "200 when the model is loaded and the worker makes progress; else 503 with the reason and Retry-After.",
+        schemas.HealthReport,
+        errors=(503,),
+    ),
+    Operation(
+        "get", "/health", "Operate", "Are requests welcome?", "The same as /health/ready.", schemas.HealthReport, errors=(503,)
+    ),
+    Operation("get", "/metrics", "Operate", "Metrics", "In Prometheus' text format.", "text/plain"),
+    Operation("get", "/version", "Operate", "Version", "Of this program.", schemas.VersionReport),
+    Operation("get", "/openapi.json", "Operate", "This interface as OpenAPI 3.1", "JSON.", "application/json"),
+    Operation("get", "/docs", "Operate", "This page", "HTML, with no script and nothing loaded from elsewhere.", "text/html"),
+)
+
+_REASONS = {
+    400: "The request is at fault; param names the field.",
+    404: "There is no such model.",
+    413: "The body is too long.",
+    415: "The body is not JSON in UTF-8.",
+    500: "The server is at fault.",
+    503: "Not now; Retry-After says when, where that is known.",
+}
+
+
+def openapi_document() -> dict[str, Any]:
+    """The document as plain objects."""
+    structs = {operation.answer for operation in OPERATIONS if not isinstance(operation.answer, str)}
+    structs |= {operation.body for operation in OPERATIONS if operation.body is not None}
+    ordered = sorted(structs | {schemas.ErrorResponse}, key=lambda struct: struct.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    codes = ", ".join(sorted(member.value.code for member in ErrorCode))
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": __version__,
+            "description": f"An LLM inference server with the OpenAI API. Errors carry one of these codes: {codes}.",
+        },
+        "tags": [{"name": name, "description": description} for name, description in GROUPS.items()],
+        "paths": paths,
+        "components": {"schemas": dict(sorted(components.items()))},
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    words = [word.strip("{}") for word in operation.path.split("/") if word]
+    document: dict[str, Any] = {
+        "operationId": "_".join([operation.method, *words]).replace(".", "_"),
+        "tags": [operation.group],
+        "summary": operation.summary,
+        "description": operation.description,
+        "responses": {"200": _success(operation)} | {str(status): _failure(operation, status) for status in operation.errors},
+    }
+    parameters = [word.strip("{}") for word in operation.path.split("/") if word.startswith("{")]
+    if parameters:
+        document["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
+        ]
+    if operation.body is not None:
+        content = {"schema": _reference(operation.body), "example": operation.example}
+        document["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return document
+
+
+def _success(operation: Operation) -> dict[str, Any]:
+    if isinstance(operation.answer, str):
+        return {"description": "Success.", "content": {operation.answer: {}}}
+    content: dict[str, Any] = {"application/json": {"schema": _reference(operation.answer)}}
+    if operation.group == "Generate":
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"description": "Success.", "content": content}
+
+
+def _failure(operation: Operation, status: int) -> dict[str, Any]:
+    body = schemas.HealthReport if operation.path.startswith("/health") else schemas.ErrorResponse
+    return {"description": _REASONS[status], "content": {"application/json": {"schema": _reference(body)}}}
+
+
+def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{struct.__name__}"}

@@ -1,0 +1,291 @@
+"""The generation service: prompt ids in, a stream of text out, whatever becomes of the worker meanwhile.
+
+Owns: GatewayService, the ids of requests. Runs in: gateway, on the event loop. Must not know: HTTP, processes, shared memory.
+"""
+
+import asyncio
+from typing import Protocol
+
+from headrace.gateway.admission import AdmissionControl
+from headrace.gateway.deltas import GenerationSpec, ModelCard
+from headrace.gateway.demux import Demultiplexer, incomplete_answer
+from headrace.gateway.ledger import GatewayLedger
+from headrace.gateway.outbound import MessageSender, Outbound
+from headrace.gateway.stream import RequestStream, TokenText
+from headrace.gateway.worker_view import WorkerView
+from headrace.ipc.channel import ChannelError
+from headrace.ipc.ring import RecordTooLarge, RingCorrupt
+from headrace.protocol.control import WorkerExited, WorkerStarted
+from headrace.protocol.errors import ErrorCode, RequestError
+from headrace.protocol.messages import (
+    CancelRequest,
+    EventBatch,
+    GatewayHello,
+    GenerationRequest,
+    WorkerHello,
+    WorkerLimits,
+    WorkerMessage,
+)
+from headrace.protocol.ports import Clock
+from headrace.telemetry.logs import get_logger
+from headrace.text.tokenizer import TextTokenizer
+
+INCARNATION_SHIFT = 40  # a gateway process has ids for 2**40 requests; the bits above say which process it is
+DEADLINE_NONE = 0
+
+log = get_logger("gateway")
+
+
+class MessageReceiver(Protocol):
+    """The gateway's end of the event ring."""
+
+    def drain_nowait(self) -> list[WorkerMessage]:
+        """What has arrived. Raises ChannelError and RingCorrupt when records are lost."""
+        ...
+
+    def discard_all(self) -> int:
+        """Drop what is on the ring."""
+        ...
+
+
+class GatewayService:
+    """Implements ports.GenerationService over the rings to one worker.
+
+    Call `on_events` when the event doorbell rings, and the worker_* methods for the supervisor's messages. A stream ends
+    exactly once: by the worker's last event, a stop string, cancel, the worker's death, or `end_all`.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        tokenizer: TextTokenizer,
+        sender: MessageSender,
+        receiver: MessageReceiver,
+        admission: AdmissionControl,
+        worker: WorkerView,
+        ledger: GatewayLedger,
+        clock: Clock,
+        *,
+        reply_ring: int,
+        incarnation: int,
+    ) -> None:
+        self._card = card
+        self._tokenizer = tokenizer
+        self._outbound = Outbound(sender)
+        self._receiver = receiver
+        self._admission = admission
+        self._worker = worker
+        self._ledger = ledger
+        self._clock = clock
+        self._reply_ring = reply_ring
+        self._next_request_id = incarnation << INCARNATION_SHIFT
+        self._demux = Demultiplexer(ledger, self._cancel_sequence, self._note_idle)
+        self._is_draining = False
+        self._drain_retry_seconds = 1
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self.num_stale_messages = 0  # of lives of the worker that are over
+
+    @property
+    def card(self) -> ModelCard:
+        """The served model."""
+        return self._card
+
+    @property
+    def num_running(self) -> int:
+        """Streams that have not ended."""
+        return self._demux.num_streams
+
+    @property
+    def demux(self) -> Demultiplexer:
+        """The live streams (for statistics)."""
+        return self._demux
+
+    @property
+    def outbound(self) -> Outbound:
+        """What waits for room in the request ring (for statistics)."""
+        return self._outbound
+
+    def start(self) -> None:
+        """Begin this gateway's life on the rings: what an earlier process left there is dropped and cancelled."""
+        num_records = self._receiver.discard_all()
+        log.debug("event ring taken over", num_records=num_records)
+        self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))
+
+    def limits(self) -> WorkerLimits:
+        """What a request may ask of the worker. Raises RequestError NOT_READY or DRAINING."""
+        if self._is_draining:
+            raise self._draining_error()
+        return self._worker.limits(self._clock.now_ns())
+
+    def readiness(self) -> RequestError | None:
+        """None when requests are welcome, else why they are not."""
+        if self._is_draining:
+            return self._draining_error()
+        return self._worker.problem(self._clock.now_ns())
+
+    def submit(self, spec: GenerationSpec, *, arrival_ns: int | None = None) -> RequestStream:
+        """Start one sequence. `arrival_ns`: when the client's request came, if not now. Raises RequestError."""
+        now_ns = self._clock.now_ns()
+        problem = self.readiness()
+        epoch = self._worker.epoch
+        if problem is not None or epoch is None:
+            raise problem or RequestError("The model is not loaded.", code=ErrorCode.NOT_READY, retry_after_seconds=1)
+        request = self._request_of(spec, now_ns if arrival_ns is None else arrival_ns)
+        text = TokenText(self._tokenizer, spec)
+        permit = self._admission.admit(len(spec.prompt_token_ids), now_ns)
+        try:
+            is_taken = self._outbound.offer(request)
+        except RecordTooLarge:
+            permit.release(now_ns, completed=False)
+            raise RequestError("The request is too large.", code=ErrorCode.CONTENT_TOO_LARGE) from None
+        if not is_taken:
+            permit.release(now_ns, completed=False)
+            raise self._admission.refusal("The queue to the model is full.", now_ns)
+        self._next_request_id += 1
+        timeline = self._ledger.count_start(request.arrival_ns)
+        stream = RequestStream(request.request_id, epoch, spec, text, permit, timeline, self._cancel)
+        self._demux.open(stream)
+        return stream
+
+    def metrics_exposition(self) -> tuple[bytes, str]:
+        """All metrics in Prometheus' text format, and its content type."""
+        return self._ledger.exposition()
+
+    def count_http(self, route: str, status: int) -> None:
+        """One answered HTTP request."""
+        self._ledger.count_http(route, status)
+
+    def count_rejection(self, code: str) -> None:
+        """One request for generation that was refused before it started."""
+        self._ledger.count_rejection(code)
+
+    def on_events(self) -> None:
+        """The event doorbell rang: deliver what is on the ring."""
+        self._drain_once(self._clock.now_ns())
+        self._outbound.flush()
+
+    def worker_started(self, message: WorkerStarted) -> None:
+        """The supervisor has started a worker process; it is ready when it greets."""
+        now_ns = self._clock.now_ns()
+        self._worker.note_started(message.epoch, now_ns)
+        self._lose_streams(message.epoch - 1, now_ns)
+
+    def worker_exited(self, message: WorkerExited) -> None:
+        """A worker is gone: what it had still said is delivered, then its requests end."""
+        now_ns = self._clock.now_ns()
+        while self._drain_once(now_ns):
+            pass
+        self._worker.note_exited(message)
+        self._ledger.count_worker_exit()
+        if self._worker.epoch is None:
+            self._outbound.discard()  # it was for the worker that died; a new one knows none of these requests
+        self._lose_streams(message.epoch, now_ns)
+
+    def begin_drain(self, within_seconds: float) -> None:
+        """Refuse new work from now on; what runs goes on. `within_seconds`: when a client may find another server here."""
+        self._is_draining = True
+        self._drain_retry_seconds = min(60, max(1, round(within_seconds)))
+
+    async def wait_idle(self) -> None:
+        """Wait until no stream is live."""
+        if self.num_running:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    def end_all(self) -> int:
+        """End every stream with an error that says that the server stops; how many there were."""
+        streams = self._demux.live_streams()
+        self._demux.fail_streams(streams, self._stopping_error, self._clock.now_ns(), cancel=True)
+        return len(streams)
+
+    def _request_of(self, spec: GenerationSpec, arrival_ns: int) -> GenerationRequest:
+        return GenerationRequest(
+            request_id=self._next_request_id,
+            tenant_id=spec.tenant_id,
+            priority=spec.priority,
+            prompt_token_ids=spec.prompt_token_ids,
+            sampling=spec.sampling,
+            stopping=spec.stopping,
+            arrival_ns=arrival_ns,
+            deadline_ns=DEADLINE_NONE,
+            cache_salt=spec.cache_salt,
+            reply_ring=self._reply_ring,
+            model_id=self._card.id,
+        )
+
+    def _drain_once(self, now_ns: int) -> int:
+        """Deliver what one look at the event ring gives; how many messages (a record that is lost counts)."""
+        try:
+            messages = self._receiver.drain_nowait()
+        except (ChannelError, RingCorrupt) as error:
+            self._recover(error, now_ns)
+            return 1
+        for message in messages:
+            if isinstance(message, WorkerHello):
+                self._on_hello(message, now_ns)
+            else:
+                self._on_batch(message, now_ns)
+        return len(messages)
+
+    def _on_batch(self, batch: EventBatch, now_ns: int) -> None:
+        if batch.epoch == self._worker.epoch:
+            self._demux.take(batch, now_ns)
+        else:
+            self.num_stale_messages += 1
+
+    def _on_hello(self, hello: WorkerHello, now_ns: int) -> None:
+        is_new = hello.epoch != self._worker.epoch
+        if not self._worker.note_hello(hello, now_ns):
+            self.num_stale_messages += 1
+        elif is_new:
+            log.info("worker greets", epoch=hello.epoch, max_model_len=hello.limits.max_model_len)
+            self._lose_streams(hello.epoch - 1, now_ns)
+            # What was sent while its predecessor was thought to live may have come to this one: nobody waits for it.
+            self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))
+
+    def _recover(self, error: Exception, now_ns: int) -> None:
+        """Records from the worker are lost, and nobody can tell whose: every stream ends, and the worker is greeted anew."""
+        log.error("events from the worker are lost", error=str(error), num_streams=self.num_running)
+        if isinstance(error, RingCorrupt):
+            self._receiver.discard_all()
+        self._demux.fail_streams(self._demux.live_streams(), incomplete_answer, now_ns)
+        self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))  # cancels them all, asks for a greeting
+
+    def _lose_streams(self, max_epoch: int, now_ns: int) -> None:
+        """End the streams of workers up to this epoch: they are gone."""
+        self._demux.fail_streams(self._demux.live_streams(max_epoch), _worker_lost, now_ns)
+
+    def _cancel(self, stream: RequestStream) -> None:
+        self._demux.cancel(stream, self._clock.now_ns())
+
+    def _cancel_sequence(self, request_id: int) -> None:
+        self._outbound.send(CancelRequest(request_id))
+
+    def _draining_error(self) -> RequestError:
+        return RequestError(
+            "The server is stopping and takes no new work.",
+            code=ErrorCode.DRAINING,
+            retry_after_seconds=self._drain_retry_seconds,
+        )
+
+    def _stopping_error(self) -> RequestError:
+        return RequestError(
+            "The server is stopping. The request may be sent again.",
+            code=ErrorCode.DRAINING,
+            retry_after_seconds=self._drain_retry_seconds,
+        )
+
+    def _note_idle(self) -> None:
+        waiters, self._idle_waiters = self._idle_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _worker_lost() -> RequestError:
+    return RequestError(
+        "The model's process stopped while it worked on this request. The request may be sent again.",
+        code=ErrorCode.WORKER_LOST,
+        retry_after_seconds=1,
+    )

@@ -1,0 +1,52 @@
+"""Builds the executor for a served model.
+
+Owns: the choice of the executor's class. Runs in: worker, and `headrace run`. Must not know: how a step is computed.
+"""
+
+from pathlib import Path
+
+from headrace.launch.memory import available_bytes, pool_blocks
+from headrace.launch.model import ServedModel
+from headrace.launch.settings import Settings
+from headrace.protocol.manifest import Manifest
+from headrace.protocol.ports import Executor
+
+
+def build_executor(settings: Settings, model: ServedModel) -> Executor:
+    """Load the model. Raises ConfigurationError and ModelError with the reason."""
+    if model.simulated is not None:
+        return _simulated(model)
+    return _openvino(settings, model)
+
+
+def _openvino(settings: Settings, model: ServedModel) -> Executor:
+    from headrace.executors.openvino_paged import OpenVINOExecutor
+    from headrace.models.prepare import load_graph
+    from headrace.protocol.graph import BLOCK_SIZE
+
+    manifest = model.manifest
+
+    def num_blocks(bytes_per_block: int) -> int:
+        return pool_blocks(
+            settings.cache,
+            bytes_per_block=bytes_per_block,
+            block_size=BLOCK_SIZE,
+            max_model_len=min(settings.scheduler.max_model_len or manifest.max_model_len, manifest.max_model_len),
+            max_num_seqs=settings.scheduler.max_num_seqs,
+            available=available_bytes(),
+        )
+
+    return OpenVINOExecutor.open(
+        lambda: load_graph(Path(model.folder)),
+        manifest,
+        num_blocks=num_blocks,
+        kv_precision=settings.cache.kv_cache_precision,
+        max_num_threads=settings.operation.threads,
+    )
+
+
+def describe_executor(executor: Executor) -> str:
+    """The operator's line about a loaded model."""
+    spec = executor.spec
+    num_tokens = spec.num_blocks * spec.block_size
+    return f"{spec.kv_format}, KV pool of {spec.num_blocks} blocks ({num_tokens} tokens)"

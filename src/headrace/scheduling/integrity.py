@@ -1,0 +1,46 @@
+"""Checks of the scheduler's own accounts.
+
+Owns: what must hold for live sequences between any two calls. Runs in: tests, debugging.
+Must not know: how a step is planned.
+"""
+
+from collections.abc import Mapping
+
+from headrace.protocol.lifecycle import RequestState
+from headrace.protocol.messages import WorkerLimits
+from headrace.scheduling.config import SchedulerConfig
+from headrace.scheduling.sequence import Sequence
+from headrace.scheduling.waiting import Deadlines, RankedSequences, WaitingQueue
+
+
+def check_sequences(
+    config: SchedulerConfig,
+    limits: WorkerLimits,
+    live: Mapping[int, Sequence],
+    running: RankedSequences,
+    waiting: WaitingQueue,
+    deadlines: Deadlines,
+) -> None:
+    """Raise RuntimeError when a live sequence is not in exactly one place, or not as that place demands."""
+    places = [sequence.request_id for sequence in running] + [sequence.request_id for sequence in waiting]
+    if sorted(places) != sorted(live):
+        raise RuntimeError(f"live are {sorted(live)}, running and waiting are {sorted(places)}")
+    if len(running) > config.max_num_seqs:
+        raise RuntimeError(f"{len(running)} sequences run, at most {config.max_num_seqs} may")
+    if len(deadlines) != sum(bool(sequence.request.deadline_ns) for sequence in live.values()):
+        raise RuntimeError("a deadline is watched for no live sequence, or not for one that has it")
+    for sequence in waiting:
+        if sequence.state not in (RequestState.WAITING, RequestState.PREEMPTED):
+            raise RuntimeError(f"request {sequence.request_id} waits and is {sequence.state}")
+        if sequence.table.block_ids or sequence.num_computed_tokens:
+            raise RuntimeError(f"request {sequence.request_id} waits and holds {sequence.table.block_ids}")
+    if [sequence.rank for sequence in running] != sorted(sequence.rank for sequence in running):
+        raise RuntimeError("the running sequences are not in order of rank")
+    for sequence in running:
+        num_positions = len(sequence.table.block_ids) * limits.block_size
+        if sequence.state is not RequestState.RUNNING or not sequence.num_computed_tokens <= num_positions:
+            raise RuntimeError(f"request {sequence.request_id} runs, is {sequence.state}, and has {num_positions} positions")
+        if sequence.num_remaining_tokens > 1 and len(sequence.token_ids) > num_positions:
+            raise RuntimeError(f"request {sequence.request_id} was admitted without memory for all its tokens")
+        if sequence.num_remaining_tokens < 1 or len(sequence.token_ids) >= sequence.max_tokens:
+            raise RuntimeError(f"request {sequence.request_id} has {len(sequence.token_ids)} tokens and should have ended")

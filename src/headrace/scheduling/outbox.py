@@ -1,0 +1,46 @@
+"""Events on their way out, by the ring that waits for them.
+
+Owns: how token events are made. Runs in: worker, tests, simulation.
+Must not know: rings' capacity, how events travel.
+"""
+
+from headrace.protocol.lifecycle import FinishReason
+from headrace.protocol.messages import TokenEvent
+from headrace.scheduling.sequence import Sequence
+
+
+class EventOutbox:
+    """Events since they were last taken. Indices of a request are contiguous because they are read off its token list."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, list[TokenEvent]] = {}
+
+    def put_token(self, sequence: Sequence) -> None:
+        """The sequence's last token, just drawn, which does not end it."""
+        index = sequence.num_output_tokens - 1
+        scheduled_ns = sequence.first_scheduled_ns if index == 0 else 0
+        event = TokenEvent(sequence.request_id, index, sequence.token_ids[-1:], first_scheduled_ns=scheduled_ns)
+        self._append(sequence, event)
+
+    def put_end(self, sequence: Sequence, reason: FinishReason, num_new_tokens: int, code: str, message: str) -> None:
+        """The sequence's end, with its last `num_new_tokens` (0 or 1) tokens, which were not emitted before."""
+        index = sequence.num_output_tokens - num_new_tokens
+        event = TokenEvent(
+            sequence.request_id,
+            index,
+            sequence.token_ids[len(sequence.token_ids) - num_new_tokens :],
+            finish_reason=reason,
+            error_code=code,
+            error_message=message,
+            usage=sequence.usage(),
+            first_scheduled_ns=sequence.first_scheduled_ns if index == 0 and num_new_tokens else 0,
+        )
+        self._append(sequence, event)
+
+    def take(self) -> dict[int, list[TokenEvent]]:
+        """All events, oldest first, by reply ring; the outbox is empty afterwards."""
+        events, self._events = self._events, {}
+        return events
+
+    def _append(self, sequence: Sequence, event: TokenEvent) -> None:
+        self._events.setdefault(sequence.request.reply_ring, []).append(event)

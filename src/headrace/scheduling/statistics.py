@@ -1,0 +1,74 @@
+"""What the scheduler counts.
+
+Owns: SchedulerStatistics, and the counters it is made of. Runs in: worker, tests, simulation.
+Must not know: metric names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.kvcache import KVCacheStatistics
+from headrace.protocol.lifecycle import FinishReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start; they only grow. Written by the scheduler."""
+
+    num_started: int = 0  # requests taken by add, those that it ends at once included, duplicates not
+    num_duplicates: int = 0  # adds dropped because their id was live
+    num_steps: int = 0  # plans with rows
+    num_prompt_tokens: int = 0  # computed for the first time
+    num_cached_prompt_tokens: int = 0  # found in the prefix cache instead
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0  # computed again after a preemption
+    num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """A snapshot: gauges of now, blocks, and the counters since the start."""
+
+    num_running: int
+    num_waiting: int  # preempted ones included
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    num_prefix_query_tokens: int
+    num_prefix_hit_tokens: int
+    num_evictions: int
+    num_steps: int
+    num_started: int
+    num_duplicates: int
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_finished: Mapping[FinishReason, int]
+
+    @classmethod
+    def of(cls, *, num_running: int, num_waiting: int, blocks: KVCacheStatistics, counters: Counters) -> "SchedulerStatistics":
+        """Put the parts together; later counting does not change the snapshot."""
+        return cls(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_cached_blocks=blocks.num_cached_blocks,
+            num_used_blocks=blocks.num_used_blocks,
+            num_prefix_query_tokens=blocks.num_prefix_query_tokens,
+            num_prefix_hit_tokens=blocks.num_prefix_hit_tokens,
+            num_evictions=blocks.num_evictions,
+            num_steps=counters.num_steps,
+            num_started=counters.num_started,
+            num_duplicates=counters.num_duplicates,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_preemptions=counters.num_preemptions,
+            num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_finished=dict(counters.num_finished),
+        )

@@ -1,0 +1,190 @@
+"""The worker's life between start and stop: drain, schedule, execute, apply, publish.
+
+Owns: WorkerLoop. Runs in: worker, one thread. Must not know: shared memory, signals, how the executor computes.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.ipc.channel import ChannelError
+from headrace.protocol.errors import ErrorCode
+from headrace.protocol.lifecycle import FinishReason
+from headrace.protocol.messages import (
+    CancelRequest,
+    GatewayHello,
+    GatewayMessage,
+    GenerationRequest,
+    TokenEvent,
+)
+from headrace.protocol.ports import Clock, Executor, RequestSource
+from headrace.protocol.step import StepPlan, StepResult
+from headrace.scheduling.scheduler import Scheduler
+from headrace.telemetry.logs import get_logger
+from headrace.worker.outbox import Outbox
+from headrace.worker.report import WorkerReport
+
+HEARTBEAT_SECONDS = 1.0  # longest sleep of an idle worker
+MIN_RETRY_SECONDS = 0.01  # first wait for room in a full event ring, doubled up to the next
+MAX_RETRY_SECONDS = 0.25
+ALL_REQUESTS = 2**63 - 1  # above every request id
+
+log = get_logger("worker")
+
+
+class WorkerFailedError(RuntimeError):
+    """So many steps failed in a row that only a fresh process can help."""
+
+
+class WorkerLoop:
+    """Joins scheduler, executor and channels. Single-threaded: nothing here is called from elsewhere while it runs."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        source: RequestSource,
+        outbox: Outbox,
+        clock: Clock,
+        report: WorkerReport,
+        *,
+        max_drain_messages: int = 64,
+        max_failed_steps: int = 8,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._source = source
+        self._outbox = outbox
+        self._clock = clock
+        self._report = report
+        self._max_drain_messages = max_drain_messages
+        self._max_failed_steps = max_failed_steps
+        self._num_failed_steps = 0  # in a row
+        self._retry_seconds = MIN_RETRY_SECONDS
+
+    def run(self, is_stopping: Callable[[], bool]) -> None:
+        """Work until told to stop. Raises WorkerFailedError, or whatever defect of the scheduler shows itself."""
+        while not is_stopping():
+            if not self.step():
+                self.wait_message()
+
+    def step(self) -> bool:
+        """One round. False when there was nothing to compute, so that the caller may wait."""
+        started_ns = self._clock.now_ns()
+        self._receive(started_ns)
+        if not self._scheduler.has_work:
+            self._publish()
+            return False
+        plan = self._scheduler.schedule(started_ns)
+        if plan.rows:
+            result = self._execute(plan)
+            now_ns = self._clock.now_ns()
+            if result is not None:
+                self._scheduler.apply(plan, result, now_ns)
+            self._report.count_step(now_ns - started_ns, plan.num_tokens)
+        self._publish()
+        self._report.write(self._scheduler.statistics(), self._clock.now_ns())
+        return True
+
+    def wait_message(self) -> None:
+        """Sleep until a message comes; wake for the heartbeat, and sooner while events wait for room in a ring."""
+        self._report.write(self._scheduler.statistics(), self._clock.now_ns())
+        if self._outbox.is_empty:
+            self._retry_seconds = MIN_RETRY_SECONDS
+            self._source.wait_message(HEARTBEAT_SECONDS)
+            return
+        self._source.wait_message(self._retry_seconds)
+        self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
+
+    def end_all(self) -> None:
+        """End every live request with an error that says that the server stops. Events wait in the outbox afterwards."""
+        now_ns = self._clock.now_ns()
+        self._receive(now_ns)  # a request already handed over is owed its end as well
+        for reply_ring in self._outbox.reply_rings:
+            self._scheduler.cancel_ring(reply_ring, ALL_REQUESTS, now_ns)
+        for reply_ring, events in self._scheduler.take_events().items():
+            self._outbox.add(reply_ring, [_as_stopped(event) for event in events], now_ns)
+
+    def _receive(self, now_ns: int) -> None:
+        """Take what has arrived, at most so many messages that steps go on."""
+        try:
+            messages = self._source.drain_nowait(self._max_drain_messages)
+        except ChannelError as error:
+            self._end_unreadable(error, now_ns)
+            return
+        for message in messages:
+            self._take(message, now_ns)
+
+    def _end_unreadable(self, error: ChannelError, now_ns: int) -> None:
+        """A record is no message. Where it can be told which request it was about, that one ends: its client waits."""
+        self._report.count_unreadable()
+        log.error("a record from a gateway could not be read", error=error.message, request_id=error.request_id)
+        if error.request_id is not None and error.ring in self._outbox.reply_rings:
+            self._scheduler.cancel(error.request_id, now_ns)
+            self._collect(now_ns)
+            self._outbox.add(error.ring, [_unreadable_end(error.request_id)], now_ns)
+
+    def _take(self, message: GatewayMessage, now_ns: int) -> None:
+        if isinstance(message, CancelRequest):
+            self._scheduler.cancel(message.request_id, now_ns)
+        elif message.reply_ring not in self._outbox.reply_rings:
+            self._report.count_unreadable()
+            log.error("a message names an event ring that does not exist", reply_ring=message.reply_ring)
+        elif isinstance(message, GenerationRequest):
+            self._scheduler.add(message, now_ns)
+        else:
+            self._greet_new_gateway(message, now_ns)
+
+    def _greet_new_gateway(self, message: GatewayHello, now_ns: int) -> None:
+        """A gateway process began its life: what its predecessor left is cancelled, and it is told this worker's limits."""
+        self._scheduler.cancel_ring(message.reply_ring, message.first_request_id, now_ns)
+        self._collect(now_ns)
+        self._outbox.greet_again(message.reply_ring, message.first_request_id)
+
+    def _execute(self, plan: StepPlan) -> StepResult | None:
+        """The plan's result, or None when the step as a whole failed and its rows were ended with an error."""
+        try:
+            result = self._executor.execute(plan)
+        except Exception as error:  # noqa: BLE001 - whatever an executor raises ends this step, not the worker
+            self._num_failed_steps += 1
+            log.exception("a step failed", num_rows=len(plan.rows), num_failed_steps=self._num_failed_steps)
+            reason = f"{type(error).__name__}: {error}"
+            message = "The model could not compute this step. The request may be sent again."
+            self._scheduler.fail_step(plan, ErrorCode.EXECUTION_FAILED.value.code, message, self._clock.now_ns())
+            self._report.count_failed_step()
+            if self._num_failed_steps >= self._max_failed_steps:
+                self._publish()
+                raise WorkerFailedError(f"{self._num_failed_steps} steps failed in a row, the last with {reason}") from error
+            return None
+        self._num_failed_steps = 0
+        return result
+
+    def _collect(self, now_ns: int) -> None:
+        for reply_ring, events in self._scheduler.take_events().items():
+            self._outbox.add(reply_ring, events, now_ns)
+
+    def _publish(self) -> None:
+        self._collect(self._clock.now_ns())
+        self._outbox.flush()
+
+
+def _as_stopped(event: TokenEvent) -> TokenEvent:
+    if event.finish_reason is not FinishReason.CANCELLED:
+        return event
+    return msgspec.structs.replace(
+        event,
+        finish_reason=FinishReason.ERROR,
+        error_code=ErrorCode.DRAINING.value.code,
+        error_message="The server is stopping.",
+    )
+
+
+def _unreadable_end(request_id: int) -> TokenEvent:
+    return TokenEvent(
+        request_id,
+        0,
+        [],
+        finish_reason=FinishReason.ERROR,
+        error_code=ErrorCode.INTERNAL.value.code,
+        error_message="The request was damaged on its way to the model.",
+    )

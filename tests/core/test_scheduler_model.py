@@ -1,0 +1,171 @@
+"""The scheduler under any sequence of calls: INV-1 to INV-4, INV-6 and INV-9, with cancellation and failures at any point."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from headrace.protocol.lifecycle import FinishReason
+from headrace.protocol.step import StepFailure
+from tests.core.driver import Driver, alone, make_request, make_spec
+
+PROMPTS = st.lists(st.integers(2, 4), min_size=1, max_size=20)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come and go; the driver checks each step, the end checks each request against itself alone."""
+
+    @initialize(
+        block_size=st.integers(1, 5),
+        num_blocks=st.integers(2, 14),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(0, 12),
+        caching=st.booleans(),
+    )
+    def start(self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, caching: bool) -> None:
+        self.driver = Driver(
+            make_spec(num_blocks=num_blocks, block_size=block_size),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + budget,
+            max_model_len=40,
+            enable_prefix_caching=caching,
+            priority_aging_ns=3_000_000,
+        )
+        self.next_id = 0
+        self.num_duplicates = 0
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 12),
+        min_tokens=st.integers(0, 12),
+        ignore_eos=st.booleans(),
+        priority=st.integers(-2, 2),
+        lives_ms=st.sampled_from([0, 0, 0, 0, 4, 12]),
+        reply_ring=st.integers(0, 1),
+        arrival_offset_ns=st.integers(-5_000_000, 0),
+    )
+    def add(self, prompt, max_tokens, min_tokens, ignore_eos, priority, lives_ms, reply_ring, arrival_offset_ns) -> None:  # type: ignore[no-untyped-def]
+        now_ns = self.driver.clock.now_ns()
+        self.driver.add(
+            make_request(
+                self.next_id,
+                prompt,
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens),
+                ignore_eos=ignore_eos,
+                priority=priority,
+                arrival_ns=now_ns + arrival_offset_ns,
+                deadline_ns=now_ns + lives_ms * 1_000_000 if lives_ms else 0,
+                reply_ring=reply_ring,
+            )
+        )
+        self.next_id += 1
+
+    @precondition(lambda self: self.next_id > 0)
+    @rule(data=st.data())
+    def add_duplicate(self, data: st.DataObject) -> None:
+        """A live id again: dropped; the live one is not disturbed."""
+        live = [i for i, outcome in self.driver.outcomes.items() if outcome.finish_reason is None]
+        if live:
+            request_id = data.draw(st.sampled_from(live))
+            self.driver.scheduler.add(make_request(request_id, [9], reply_ring=7), self.driver.clock.now_ns())
+            assert self.driver.scheduler.take_events() == {}
+            self.num_duplicates += 1
+
+    @rule(request_id=st.integers(0, 30))
+    def cancel(self, request_id: int) -> None:
+        """Unknown and finished ids are fine."""
+        self.driver.cancel(request_id)
+        if request_id in self.driver.outcomes:
+            assert self.driver.outcomes[request_id].finish_reason is not None
+
+    @rule(reply_ring=st.integers(0, 2), below=st.integers(0, 30))
+    def cancel_ring(self, reply_ring: int, below: int) -> None:
+        self.driver.scheduler.cancel_ring(reply_ring, below, self.driver.clock.now_ns())
+        self.driver._collect()
+        for request_id, request in self.driver.requests.items():
+            if request.reply_ring == reply_ring and request_id < below:
+                assert self.driver.outcomes[request_id].finish_reason is not None
+
+    @rule(num_steps=st.integers(1, 6))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step_with_progress()
+
+    def _step_with_progress(self) -> None:
+        """INV-9: of the sequences that run, the first in rank has a row in every step, and is not preempted."""
+        scheduler = self.driver.scheduler
+        plan = self.driver.schedule()
+        if plan.rows:
+            first = scheduler._running[0]
+            assert first.request_id in {row.request_id for row in plan.rows}
+            self.driver.apply(plan, self.driver.executor.execute(plan))
+
+    @rule(data=st.data())
+    def cancel_in_flight(self, data: st.DataObject) -> None:
+        """Between schedule and execute: the row is still computed, in memory that nobody else gets, and its token dropped."""
+        plan = self.driver.schedule()
+        if not plan.rows:
+            return
+        victims = data.draw(st.sets(st.sampled_from([row.request_id for row in plan.rows])))
+        for request_id in victims:
+            self.driver.cancel(request_id)
+        self.driver.scheduler.check_integrity()
+        num_tokens = {request_id: len(self.driver.outcomes[request_id].token_ids) for request_id in victims}
+        self.driver.apply(plan, self.driver.executor.execute(plan))
+        assert num_tokens == {request_id: len(self.driver.outcomes[request_id].token_ids) for request_id in victims}
+
+    @rule(data=st.data())
+    def fail_row(self, data: st.DataObject) -> None:
+        """A row that fails ends its request alone."""
+        plan = self.driver.schedule()
+        if not plan.rows:
+            return
+        request_id = data.draw(st.sampled_from([row.request_id for row in plan.rows]))
+        self.driver.executor.failing[request_id] = StepFailure("execution_failed", "bad row")
+        self.driver.apply(plan, self.driver.executor.execute(plan))
+        outcome = self.driver.outcomes[request_id]
+        assert (outcome.finish_reason, outcome.error_code) == (FinishReason.ERROR, "execution_failed")
+
+    @rule()
+    def fail_step(self) -> None:
+        """A step that fails ends its rows' requests; the others live on."""
+        plan = self.driver.schedule()
+        if not plan.rows:
+            return
+        live_before = {i for i, outcome in self.driver.outcomes.items() if outcome.finish_reason is None}
+        self.driver.executor.fail_next_step = RuntimeError("device lost")
+        try:
+            self.driver.executor.execute(plan)
+        except RuntimeError as error:
+            self.driver.scheduler.fail_step(plan, "execution_failed", str(error), self.driver.clock.now_ns())
+        self.driver._collect()
+        self.driver.scheduler.check_integrity()
+        live_after = {i for i, outcome in self.driver.outcomes.items() if outcome.finish_reason is None}
+        assert live_before - live_after == {row.request_id for row in plan.rows}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        driver = self.driver
+        bound = sum(len(r.prompt_token_ids) + r.stopping.max_tokens for r in driver.requests.values())
+        driver.run(max_steps=2 * bound)
+        statistics = driver.scheduler.statistics()
+        assert statistics.num_duplicates == self.num_duplicates
+        assert statistics.num_preemptions <= statistics.num_generated_tokens  # one needs a block for a token drawn before
+        max_model_len = driver.scheduler.limits.max_model_len
+        for request_id, outcome in driver.outcomes.items():
+            request = driver.requests[request_id]
+            num_tokens = len(request.prompt_token_ids) + len(outcome.token_ids)
+            if len(request.prompt_token_ids) >= max_model_len:
+                assert not outcome.token_ids
+                continue
+            expected = alone(request)
+            assert outcome.token_ids == expected.token_ids[: len(outcome.token_ids)]
+            if outcome.finish_reason is FinishReason.STOP:
+                assert outcome.token_ids == expected.token_ids
+            elif outcome.finish_reason is FinishReason.LENGTH:
+                assert len(outcome.token_ids) == request.stopping.max_tokens or num_tokens == max_model_len
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase

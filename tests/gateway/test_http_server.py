@@ -1,0 +1,130 @@
+"""The HTTP server under the application: real sockets, an application of a few lines."""
+
+import asyncio
+import logging
+import socket
+import time
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+from headrace.gateway.server import HttpServer, address_of, bind_socket
+from headrace.protocol.errors import ConfigurationError
+
+pytestmark = pytest.mark.slow
+
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-version", scope["http_version"].encode())]})
+    if scope["path"] == "/stream":
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await send({"type": "http.response.body", "body": b"end"})
+
+
+def with_server(client, keep_alive_seconds=75.0):
+    """Run `client(server, address)` in a thread beside a server; then stop the server."""
+
+    async def scenario():
+        listener = bind_socket("127.0.0.1", 0, 64)
+        address = listener.getsockname()
+        server = HttpServer(app, listener, backlog=64, max_connections=64, keep_alive_seconds=keep_alive_seconds)
+        serving = asyncio.create_task(server.serve())
+        try:
+            return await asyncio.to_thread(client, server, address)
+        finally:
+            server.stop()
+            await asyncio.wait_for(serving, 5)
+
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    try:
+        return asyncio.run(scenario())
+    finally:
+        root.handlers[:] = handlers
+
+
+def get(connection, path=b"/"):
+    connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: test\r\n\r\n")
+    answer = b""
+    while b"end" not in answer:
+        data = connection.recv(4096)
+        assert data
+        answer += data
+    return answer
+
+
+def test_an_idle_connection_is_kept_for_the_time_configured():
+    """OPS-05"""
+
+    def client(_server, address):
+        with socket.create_connection(address, timeout=5) as connection:
+            get(connection)
+            time.sleep(0.5)
+            get(connection)
+            started = time.monotonic()
+            assert connection.recv(1) == b""
+            return time.monotonic() - started
+
+    assert 0.5 < with_server(client, keep_alive_seconds=1.0) < 3
+
+
+def test_http_2_by_prior_knowledge():
+    def client(_server, address):
+        with socket.create_connection(address, timeout=5) as connection:
+            http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+            http.initiate_connection()
+            headers = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "test")]
+            http.send_headers(1, headers, end_stream=True)
+            connection.sendall(http.data_to_send())
+            seen = {}
+            while "end" not in seen:
+                for event in http.receive_data(connection.recv(65536)):
+                    if isinstance(event, h2.events.ResponseReceived):
+                        seen.update(dict(event.headers))
+                    elif isinstance(event, h2.events.StreamEnded):
+                        seen["end"] = True
+                connection.sendall(http.data_to_send())
+            return seen
+
+    assert with_server(client)["x-version"] in ("2", "2.0")
+
+
+def test_stopping_lets_answers_end_and_drops_idle_connections():
+    def client(server, address):
+        with socket.create_connection(address, timeout=5) as busy, socket.create_connection(address, timeout=5) as idle:
+            get(idle)
+            busy.sendall(b"GET /stream HTTP/1.1\r\nHost: test\r\n\r\n")
+            busy.recv(4096)
+            server.stop()
+            answer = b""
+            while data := busy.recv(4096):
+                answer += data
+            started = time.monotonic()
+            assert idle.recv(1) == b""
+            assert time.monotonic() - started < 3
+            return answer
+
+    assert with_server(client).endswith(b"0\r\n\r\n")
+
+
+def test_a_port_in_use_is_named():
+    with bind_socket("127.0.0.1", 0, 8) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"Port {port} .*--port"):
+            bind_socket("127.0.0.1", port, 8)
+
+
+def test_a_host_that_does_not_exist_is_named():
+    with pytest.raises(ConfigurationError, match="--host"):
+        bind_socket("no-such-host.invalid", 0, 8)
+    with pytest.raises(ConfigurationError, match="--host"):
+        bind_socket("203.0.113.7", 0, 8)
+
+
+def test_the_address_is_one_that_can_be_opened():
+    with bind_socket("0.0.0.0", 0, 8) as listener:
+        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
