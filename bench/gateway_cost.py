@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     step_ms = 1000 * args.streams / args.tokens_per_second
     with serving(
-        "--model", f"sim:step_ms={step_ms:.3f}", "--served-model-name", "sim", "--max-num-seqs", str(args.streams)
+        "--model", f"sim:step_ms={step_ms:.3f},token_us=0", "--served-model-name", "sim", "--max-num-seqs", str(args.streams)
     ) as server:
         cost, rate, idle = asyncio.run(drive(server, args.streams, args.seconds))
         rows = [[args.streams, f"{rate:.0f}", f"{cost:.1f}", f"{idle / 1e4:.2f} %", f"{resident_mib(server.gateway):.0f}"]]

@@ -19,7 +19,9 @@ EOS = 1
 VOCAB_SIZE = 61
 
 
-def make_spec(*, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 256, vocab_size: int = VOCAB_SIZE) -> ExecutorSpec:
+def make_spec(
+    *, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 256, vocab_size: int = VOCAB_SIZE
+) -> ExecutorSpec:
     return ExecutorSpec("model", "fake", vocab_size, frozenset({EOS}), max_model_len, block_size, num_blocks)
 
 

@@ -1,13 +1,13 @@
 """Named cases of the scheduler: what servers of this kind got wrong, each as a test."""
 
 import pytest
+from tests.core.driver import EOS, VOCAB_SIZE, Driver, Outcome, alone, make_request, make_spec, rows_of
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.lifecycle import FinishReason, RequestState
 from headrace.protocol.step import StepFailure, StepPlan, StepResult
 from headrace.scheduling import Scheduler, SchedulerConfig
 from headrace.scheduling.sequence import Sequence
-from tests.core.driver import EOS, VOCAB_SIZE, Driver, Outcome, alone, make_request, make_spec, rows_of
 
 
 def assert_as_alone(driver: Driver, *request_ids: int) -> None:
@@ -60,7 +60,9 @@ def test_sch_02_one_request_may_use_the_whole_pool() -> None:
 
 def test_sch_04_pool_for_three_long_replies_and_twelve_requests() -> None:
     """SCH-04: all finish, the preempted ones resume with equal text, and every step advances somebody."""
-    driver = Driver(make_spec(num_blocks=30, block_size=4), max_num_seqs=12, max_num_batched_tokens=32, enable_prefix_caching=False)
+    driver = Driver(
+        make_spec(num_blocks=30, block_size=4), max_num_seqs=12, max_num_batched_tokens=32, enable_prefix_caching=False
+    )
     driver.add(*(make_request(i, prompt(i, 10), max_tokens=30) for i in range(12)))
     driver.run()
     assert driver.scheduler.statistics().num_preemptions > 0
@@ -176,7 +178,7 @@ def test_dis_05_cancelling_one_leaves_the_others_unchanged(num_steps: int) -> No
     driver.run()
     assert_as_alone(driver, 0, 1, 2, 4, 5, 6, 7)
     cancelled = driver.outcomes[3]
-    assert cancelled.finish_reason is (FinishReason.CANCELLED if num_steps < 19 else cancelled.finish_reason)
+    assert cancelled.finish_reason is (FinishReason.CANCELLED if len(cancelled.token_ids) < 16 else FinishReason.LENGTH)
     assert cancelled.token_ids == alone(driver.requests[3]).token_ids[: len(cancelled.token_ids)]
 
 
@@ -194,6 +196,7 @@ def test_met_05_preemption_is_counted_once_and_leaves_the_first_token_time_alone
     """MET-05: counters of a forced preemption; queue time and first token stay those of the first scheduling."""
     driver = Driver(make_spec(num_blocks=9, block_size=4, max_model_len=32), max_num_seqs=2, enable_prefix_caching=False)
     driver.add(make_request(0, prompt(0, 11), max_tokens=12), make_request(1, prompt(1, 11), max_tokens=12))
+    driver.step()
     driver.step()
     first_scheduled_ns = driver.outcomes[1].first_scheduled_ns
     driver.run()
@@ -373,6 +376,16 @@ def test_steps_out_of_turn_are_defects_of_the_caller() -> None:
     driver.apply(plan, driver.executor.execute(plan))
     with pytest.raises(RuntimeError, match="not in flight"):
         driver.scheduler.fail_step(plan, "", "", 0)
+
+
+def test_what_a_failed_step_was_told_to_forget_is_told_again() -> None:
+    driver = Driver(max_num_seqs=1)
+    driver.add(make_request(0, max_tokens=1), make_request(1), make_request(2))
+    driver.step()
+    plan = driver.schedule()
+    assert plan.released_ids == [0]
+    driver.scheduler.fail_step(plan, "execution_failed", "device lost", driver.clock.now_ns())
+    assert driver.schedule().released_ids == [0, 1]
 
 
 def test_an_empty_step_may_be_executed_and_applied() -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.core.driver import VOCAB_SIZE, Driver, alone, make_request, make_spec
 
 from headrace.protocol.messages import GenerationRequest
-from tests.core.driver import VOCAB_SIZE, Driver, alone, make_request, make_spec
 
 LONGEST = 64  # prompt + output of any request here
 
@@ -42,7 +42,9 @@ def random_trace(seed: int, num_requests: int = 14) -> list[GenerationRequest]:
     prefixes = [[rng.randrange(2, VOCAB_SIZE) for _ in range(24)] for _ in range(2)]
     trace = []
     for request_id in range(num_requests):
-        prompt = prefixes[rng.randrange(2)][: rng.randrange(0, 25)] + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 10))]
+        prompt = prefixes[rng.randrange(2)][: rng.randrange(0, 25)] + [
+            rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 10))
+        ]
         max_tokens = rng.randrange(1, 30)
         trace.append(
             make_request(

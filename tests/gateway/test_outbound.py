@@ -22,14 +22,14 @@ def request(request_id):
 def test_a_cancellation_waits_for_room_and_keeps_its_order():
     sender = BoundedSender()
     outbound = Outbound(sender)
-    outbound.send(GatewayHello(0, 5))
+    outbound.send(CancelRequest(5))
     outbound.send(CancelRequest(1))
     assert (outbound.num_waiting, outbound.flush()) == (2, False)
     sender.room = 1
     assert not outbound.flush()
     sender.room = 10
     outbound.send(CancelRequest(2))
-    assert sender.sent == [GatewayHello(0, 5), CancelRequest(1), CancelRequest(2)]
+    assert sender.sent == [CancelRequest(5), CancelRequest(1), CancelRequest(2)]
     assert outbound.flush()
 
 
@@ -52,3 +52,15 @@ def test_what_waits_for_a_dead_worker_is_forgotten():
     outbound.send(CancelRequest(1))
     outbound.discard()
     assert outbound.flush()
+
+
+def test_a_greeting_takes_the_place_of_what_waits():
+    sender = BoundedSender()
+    outbound = Outbound(sender)
+    for number in range(5):
+        outbound.send(CancelRequest(number))
+        outbound.send(GatewayHello(0, 10))
+    assert outbound.num_waiting == 1
+    sender.room = 1
+    assert outbound.flush()
+    assert sender.sent == [GatewayHello(0, 10)]

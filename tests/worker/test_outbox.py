@@ -11,7 +11,7 @@ HELLO = WorkerHello(3, "m", WorkerLimits(100, 64, 4, 8, 16))
 
 class RefusingSink:
     def __init__(self, rings=(0,)):
-        self.room = {ring: 0 for ring in rings}
+        self.room = dict.fromkeys(rings, 0)
         self.greeted = set()
         self.greetings = []
         self.batches = {ring: [] for ring in rings}

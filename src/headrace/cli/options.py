@@ -11,7 +11,7 @@ import click
 
 from headrace.launch.settings import SettingField, Settings, load_settings, setting_fields
 
-KINDS: dict[type, click.ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+KINDS: dict[type, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 
 
 def _option(field: SettingField) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

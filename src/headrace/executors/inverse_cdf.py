@@ -73,9 +73,7 @@ def tail_bounds(
     return np.nan_to_num(np.minimum(least, most), nan=0.0), np.nan_to_num(most, nan=0.0)
 
 
-def draw(
-    log_values: FloatArray, draws: Draws, tail_low: FloatArray, tail_high: FloatArray, *, complete: bool
-) -> IntArray:
+def draw(log_values: FloatArray, draws: Draws, tail_low: FloatArray, tail_high: FloatArray, *, complete: bool) -> IntArray:
     """Index into its candidates for each row [N], or -1 where the candidates and bounds do not decide.
 
     `log_values` [N, M], descending, 0 first: logits minus the best. `tail_low`, `tail_high` [N]: bounds on the tempered mass of
@@ -98,7 +96,7 @@ def draw(
     if with_top_p.any():
         nucleus_low = np.minimum(_count_below(cumulated, draws.top_p * low, inclusive=False), last_low)
         nucleus_high = np.minimum(_count_below(cumulated, draws.top_p * high, inclusive=False), last_high)
-        # A nucleus that ends at a candidate has that candidate's cumulated mass; one that ends beyond has more than all of them.
+        # One that ends at a candidate has the mass cumulated there; one that ends beyond has more than all candidates.
         ends_low, ends_high = nucleus_low < num_candidates, nucleus_high < num_candidates
         mass_low = np.where(ends_low, cumulated[row_indices, np.minimum(nucleus_low, num_candidates - 1)], draws.top_p * low)
         mass_high = np.where(ends_high, cumulated[row_indices, np.minimum(nucleus_high, num_candidates - 1)], high)
@@ -134,7 +132,8 @@ def _cut(
 def _count_below(cumulated: FloatArray, limits: FloatArray, *, inclusive: bool) -> IntArray:
     """How many cumulated masses [N, M] lie below their row's limit [N]: the index of the first that does not."""
     below = cumulated <= limits[:, None] if inclusive else cumulated < limits[:, None]
-    return np.count_nonzero(below, axis=1)
+    counts: IntArray = np.count_nonzero(below, axis=1)
+    return counts
 
 
 def draw_from_all(logits: Float32Array, draws: Draws, index: int = 0) -> int:

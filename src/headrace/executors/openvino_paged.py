@@ -226,9 +226,8 @@ def _check_graph(model: Any) -> None:
     outputs = {name for port in model.outputs for name in port.get_names()}
     wrong = (inputs - caches) ^ set(_STEP_INPUTS) | caches ^ expected | set(_OUTPUTS) - outputs
     if wrong or not num_layers:
-        raise ModelError(
-            f"This is not a graph for paged attention as Headrace prepares it (at fault: {', '.join(sorted(wrong)) or 'no layers'})."
-        )
+        at_fault = ", ".join(sorted(wrong)) or "no layers"
+        raise ModelError(f"This is not a graph for paged attention as Headrace prepares it (at fault: {at_fault}).")
 
 
 def _cache_ports(compiled: Any) -> list[_CachePort]:

@@ -61,7 +61,7 @@ class Permit:
 
     def leave_queue(self) -> None:
         """The prompt was computed: its tokens wait no longer. Idempotent."""
-        self._admission._forget_queued(self._num_queued_tokens)  # noqa: SLF001 - a permit is a part of its admission control
+        self._admission._forget_queued(self._num_queued_tokens)
         self._num_queued_tokens = 0
 
     def release(self, now_ns: int, *, completed: bool) -> None:
@@ -70,7 +70,7 @@ class Permit:
             return
         self._released = True
         self.leave_queue()
-        self._admission._forget_in_flight(now_ns, completed)  # noqa: SLF001
+        self._admission._forget_in_flight(now_ns, completed)
 
 
 class AdmissionControl:

@@ -71,7 +71,7 @@ class Conductor:
         try:
             messages = self._control.receive_nowait()
         except ControlError as error:
-            log.error("the supervisor's message could not be read", error=str(error))
+            log.error("the supervisor's message could not be read", error=str(error))  # noqa: TRY400 - no traceback: the message says it
             return
         for message in messages:
             self._obey(message)

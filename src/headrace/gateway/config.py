@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.errors import ConfigurationError
+from headrace.telemetry.logs import LogFormat
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +37,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     drain_seconds: float = 30.0  # on SIGTERM; the supervisor's message has its own
     progress_timeout_seconds: float = 30.0  # not ready when the worker has shown no sign of life for so long
     http: HttpSettings = HttpSettings()
-    log_format: str = "auto"
+    log_format: LogFormat = "auto"
     log_level: str = "info"
 
     def __post_init__(self) -> None:

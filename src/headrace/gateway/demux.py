@@ -5,7 +5,6 @@ Owns: Demultiplexer, the live streams by request id. Runs in: gateway, on the ev
 
 from collections.abc import Callable, Iterable
 
-from headrace.gateway.ledger import EndReason, GatewayLedger
 from headrace.gateway.stream import RequestStream
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.lifecycle import FinishReason
@@ -14,7 +13,7 @@ from headrace.telemetry.logs import get_logger
 
 log = get_logger("gateway")
 
-_END_OF_ERROR = {ErrorCode.DEADLINE_EXCEEDED: EndReason.DEADLINE}
+_COMPLETED = frozenset({"stop", "length"})
 
 
 class Demultiplexer:
@@ -24,10 +23,7 @@ class Demultiplexer:
     stream has ended.
     """
 
-    def __init__(
-        self, ledger: GatewayLedger, cancel_sequence: Callable[[int], None], on_idle: Callable[[], None] = lambda: None
-    ) -> None:
-        self._ledger = ledger
+    def __init__(self, cancel_sequence: Callable[[int], None], on_idle: Callable[[], None]) -> None:
         self._cancel_sequence = cancel_sequence
         self._on_idle = on_idle
         self._streams: dict[int, RequestStream] = {}
@@ -53,7 +49,7 @@ class Demultiplexer:
                 continue
             try:
                 self._deliver(stream, event, received_ns)
-            except Exception:  # noqa: BLE001 - a fault in one request's text must not end the others
+            except Exception:  # a fault in one request's text must not end the others
                 log.exception("a request's tokens could not be turned into text", request_id=event.request_id)
                 self._fail_internally(stream, event, received_ns)
 
@@ -62,7 +58,7 @@ class Demultiplexer:
         if stream.has_ended:
             return
         stream.drop(RequestError("The request was cancelled.", code=ErrorCode.INTERNAL))
-        self._close(stream, EndReason.ABORT, stream.num_tokens, now_ns)
+        self._close(stream, "abort", stream.num_tokens, now_ns)
         self._cancel_sequence(stream.request_id)
 
     def fail_streams(
@@ -92,11 +88,12 @@ class Demultiplexer:
                 stream.permit.leave_queue()
                 stream.timeline.start(event.first_scheduled_ns)
             stream.num_tokens += len(token_ids)
-            stream.timeline.count_tokens(len(token_ids), received_ns)
             if reason is FinishReason.STOP and not stream.include_stop_token:
                 token_ids = token_ids[:-1]  # what ended it is not part of the answer
             text = stream.text.push(token_ids)
-            if stream.text.stop_string is not None:
+            if stream.text.stop_string is None:
+                stream.timeline.count_tokens(len(event.token_ids), received_ns)
+            else:
                 self._end_at_stop_string(stream, event, text, received_ns)
                 return
         if reason is None:
@@ -114,8 +111,7 @@ class Demultiplexer:
                 return
             stream.put(text, len(event.token_ids))
             stream.end(reason.value, stream.usage or Usage(stream.num_prompt_tokens, stream.num_tokens))
-            end = EndReason.STOP if reason is FinishReason.STOP else EndReason.LENGTH
-            self._close(stream, end, stream.num_tokens, now_ns)
+            self._close(stream, reason.value, stream.num_tokens, now_ns)
             return
         stream.put(text, len(event.token_ids))
         self._fail(stream, _error_of(event), now_ns)
@@ -127,9 +123,10 @@ class Demultiplexer:
         """
         num_tokens = stream.text.num_tokens
         known = stream.usage or Usage(stream.num_prompt_tokens, 0)
+        stream.timeline.count_tokens(num_tokens - event.first_index, now_ns)
         stream.put(text, num_tokens - event.first_index)
         stream.end("stop", Usage(stream.num_prompt_tokens, num_tokens, known.num_cached_tokens, known.num_preemptions))
-        self._close(stream, EndReason.STOP, num_tokens, now_ns)
+        self._close(stream, "stop", num_tokens, now_ns)
         if event.finish_reason is None:
             self._cancel_sequence(stream.request_id)
 
@@ -153,13 +150,13 @@ class Demultiplexer:
 
     def _fail(self, stream: RequestStream, error: RequestError, now_ns: int) -> None:
         stream.fail(error)
-        self._close(stream, _END_OF_ERROR.get(error.code, EndReason.ERROR), stream.num_tokens, now_ns)
+        self._close(stream, "deadline" if error.code is ErrorCode.DEADLINE_EXCEEDED else "error", stream.num_tokens, now_ns)
 
-    def _close(self, stream: RequestStream, reason: EndReason, num_output_tokens: int, now_ns: int) -> None:
+    def _close(self, stream: RequestStream, finished_reason: str, num_output_tokens: int, now_ns: int) -> None:
         """The one place where a stream leaves, its last delta in the mailbox: entry and permit are free, it is counted once."""
         del self._streams[stream.request_id]
-        stream.permit.release(now_ns, completed=reason in (EndReason.STOP, EndReason.LENGTH))
-        self._ledger.count_end(stream.timeline, reason, stream.num_prompt_tokens, num_output_tokens, now_ns)
+        stream.permit.release(now_ns, completed=finished_reason in _COMPLETED)
+        stream.timeline.end(finished_reason, now_ns, num_output_tokens)
         if not self._streams:
             self._on_idle()
 

@@ -41,7 +41,9 @@ class Outbound:
         return True
 
     def send(self, message: CancelRequest | GatewayHello) -> None:
-        """Hand over the message now or as soon as there is room."""
+        """Hand over the message now or as soon as there is room. A greeting cancels all: it replaces what waits."""
+        if isinstance(message, GatewayHello):
+            self._waiting.clear()
         if not (self.flush() and self._sender.send_nowait(message)):
             self._waiting.append(message)
 

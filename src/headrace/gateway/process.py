@@ -8,6 +8,7 @@ import gc
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,8 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.conductor import Conductor
 from headrace.gateway.config import GatewayConfig
 from headrace.gateway.http.app import create_app
-from headrace.gateway.ledger import GatewayLedger
-from headrace.gateway.server import HttpServer, address_of, bind_socket
 from headrace.gateway.served_model import ServedModel, load_served_model
+from headrace.gateway.server import HttpServer, address_of, bind_socket
 from headrace.gateway.service import GatewayService
 from headrace.gateway.worker_view import WorkerView
 from headrace.ipc.channel import EventReceiver, RequestSender
@@ -32,8 +32,10 @@ from headrace.ipc.ring import Ring
 from headrace.ipc.segment import Segment
 from headrace.ipc.status import StatusPage
 from headrace.protocol.control import ChildFailed, ChildReady
-from headrace.protocol.errors import ConfigurationError, HeadraceError
+from headrace.protocol.errors import HeadraceError
+from headrace.telemetry.export import MetricsExporter
 from headrace.telemetry.logs import configure_logging, get_logger
+from headrace.telemetry.meters import GatewayMeters
 from headrace.telemetry.status_fields import STATUS_FIELDS
 from headrace.text.chat_template import encode_chat
 
@@ -61,10 +63,10 @@ def run_gateway(config: GatewayConfig) -> int:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_live(config, model, listener, control, stack))
         except HeadraceError as error:
-            log.error("the gateway cannot start", reason=error.message)
+            log.error("the gateway cannot start", reason=error.message)  # noqa: TRY400 - no traceback: the message says it
             control.send(ChildFailed(error.message))
             return EXIT_CANNOT_START
-        except Exception:  # noqa: BLE001 - the last place where a crash can be reported
+        except Exception:  # the last place where a crash can be reported
             log.exception("the gateway crashed")
             return EXIT_CRASHED
 
@@ -120,7 +122,9 @@ def _join_worker(config: GatewayConfig, model: ServedModel, stack: ExitStack) ->
     request_ring = _attach_ring(config.request_ring, stack)
     event_ring = _attach_ring(config.event_ring, stack)
     page = StatusPage.attach(_attach(config.status_segment, stack).buffer, STATUS_FIELDS)
+    stack.callback(page.close)
     receiver = EventReceiver(event_ring, Doorbell.from_fds(config.event_doorbell_fds), index=config.reply_ring)
+    meters = GatewayMeters()
     service = GatewayService(
         model.card,
         model.tokenizer,
@@ -128,7 +132,8 @@ def _join_worker(config: GatewayConfig, model: ServedModel, stack: ExitStack) ->
         receiver,
         AdmissionControl(AdmissionLimits(config.max_in_flight, config.max_queued_prompt_tokens)),
         WorkerView(page.read, config.progress_timeout_seconds),
-        GatewayLedger(page.read, {"requests": request_ring, "events": event_ring}),
+        meters,
+        MetricsExporter(meters, page.read, {"request": _fill_of(request_ring), "event": _fill_of(event_ring)}),
         MonotonicClock(),
         reply_ring=config.reply_ring,
         incarnation=config.incarnation,
@@ -153,8 +158,12 @@ def _attach_ring(name: str, stack: ExitStack) -> Ring:
     return ring
 
 
+def _fill_of(ring: Ring) -> Callable[[], float]:
+    return lambda: ring.statistics().fill_ratio
+
+
 def _raise_open_file_limit(max_connections: int) -> None:
-    """Every connection is an open file. Raises ConfigurationError when the system allows too few."""
+    """Every connection is an open file: allow as many, as far as the system lets us."""
     needed = max_connections + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -9,7 +9,6 @@ from typing import Protocol
 from headrace.gateway.admission import AdmissionControl
 from headrace.gateway.deltas import GenerationSpec, ModelCard
 from headrace.gateway.demux import Demultiplexer, incomplete_answer
-from headrace.gateway.ledger import GatewayLedger
 from headrace.gateway.outbound import MessageSender, Outbound
 from headrace.gateway.stream import RequestStream, TokenText
 from headrace.gateway.worker_view import WorkerView
@@ -27,7 +26,9 @@ from headrace.protocol.messages import (
     WorkerMessage,
 )
 from headrace.protocol.ports import Clock
+from headrace.telemetry.export import MetricsExporter
 from headrace.telemetry.logs import get_logger
+from headrace.telemetry.meters import GatewayMeters
 from headrace.text.tokenizer import TextTokenizer
 
 INCARNATION_SHIFT = 40  # a gateway process has ids for 2**40 requests; the bits above say which process it is
@@ -63,7 +64,8 @@ class GatewayService:
         receiver: MessageReceiver,
         admission: AdmissionControl,
         worker: WorkerView,
-        ledger: GatewayLedger,
+        meters: GatewayMeters,
+        exporter: MetricsExporter,
         clock: Clock,
         *,
         reply_ring: int,
@@ -75,11 +77,12 @@ class GatewayService:
         self._receiver = receiver
         self._admission = admission
         self._worker = worker
-        self._ledger = ledger
+        self._meters = meters
+        self._exporter = exporter
         self._clock = clock
         self._reply_ring = reply_ring
         self._next_request_id = incarnation << INCARNATION_SHIFT
-        self._demux = Demultiplexer(ledger, self._cancel_sequence, self._note_idle)
+        self._demux = Demultiplexer(self._cancel_sequence, self._note_idle)
         self._is_draining = False
         self._drain_retry_seconds = 1
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -142,22 +145,22 @@ class GatewayService:
             permit.release(now_ns, completed=False)
             raise self._admission.refusal("The queue to the model is full.", now_ns)
         self._next_request_id += 1
-        timeline = self._ledger.count_start(request.arrival_ns)
+        timeline = self._meters.start_request(request.arrival_ns, len(spec.prompt_token_ids))
         stream = RequestStream(request.request_id, epoch, spec, text, permit, timeline, self._cancel)
         self._demux.open(stream)
         return stream
 
     def metrics_exposition(self) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its content type."""
-        return self._ledger.exposition()
+        return self._exporter.exposition()
 
     def count_http(self, route: str, status: int) -> None:
         """One answered HTTP request."""
-        self._ledger.count_http(route, status)
+        self._meters.count_http(route, status)
 
     def count_rejection(self, code: str) -> None:
         """One request for generation that was refused before it started."""
-        self._ledger.count_rejection(code)
+        self._meters.count_rejection(code)
 
     def on_events(self) -> None:
         """The event doorbell rang: deliver what is on the ring."""
@@ -176,8 +179,10 @@ class GatewayService:
         while self._drain_once(now_ns):
             pass
         self._worker.note_exited(message)
-        self._ledger.count_worker_exit()
+        if not message.gives_up:
+            self._meters.count_worker_restart()
         if self._worker.epoch is None:
+            self._exporter.worker_exited()
             self._outbound.discard()  # it was for the worker that died; a new one knows none of these requests
         self._lose_streams(message.epoch, now_ns)
 
@@ -240,6 +245,7 @@ class GatewayService:
             self.num_stale_messages += 1
         elif is_new:
             log.info("worker greets", epoch=hello.epoch, max_model_len=hello.limits.max_model_len)
+            self._exporter.worker_ready()
             self._lose_streams(hello.epoch - 1, now_ns)
             # What was sent while its predecessor was thought to live may have come to this one: nobody waits for it.
             self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))

@@ -157,6 +157,10 @@ class RingEventSink:
                 doorbell.ring()
         return all(self._greeted.get(index) == hello for index in self._rings)
 
+    def forget_greeting(self, reply_ring: int) -> None:
+        """A new gateway process reads this ring and has not seen the greeting: the next hello() greets it again."""
+        self._greeted.pop(reply_ring, None)
+
     def _parts(self, batch: EventBatch, max_bytes: int) -> list[EventBatch]:
         """The batch cut into halves until each part fits. Raises RecordTooLarge when one event of one token does not."""
         if len(self._encode(batch)) <= max_bytes:

@@ -237,5 +237,5 @@ def _rounded_up(num_bytes: int) -> int:
 
 
 def _seed(cursor: int, length: int) -> int:
-    """Start value of a record's checksum. The multiplier spreads neighbouring positions; zeroed memory does not check."""
+    """Start value of a record's checksum, another one for each lap and length (to a CRC, zeros of any length look alike)."""
     return ((cursor // _ALIGN + 1) * 0x9E3779B1 ^ length) & 0xFFFFFFFF

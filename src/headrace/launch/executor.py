@@ -3,13 +3,16 @@
 Owns: the choice of the executor's class. Runs in: worker, and `headrace run`. Must not know: how a step is computed.
 """
 
+import re
 from pathlib import Path
 
 from headrace.launch.memory import available_bytes, pool_blocks
 from headrace.launch.model import ServedModel
 from headrace.launch.settings import Settings
-from headrace.protocol.manifest import Manifest
 from headrace.protocol.ports import Executor
+
+WORD = re.compile(rb" [a-z]{2,12}")  # what a simulated model says
+MAX_WORDS = 4096
 
 
 def build_executor(settings: Settings, model: ServedModel) -> Executor:
@@ -36,13 +39,25 @@ def _openvino(settings: Settings, model: ServedModel) -> Executor:
             available=available_bytes(),
         )
 
-    return OpenVINOExecutor.open(
+    executor: Executor = OpenVINOExecutor.open(
         lambda: load_graph(Path(model.folder)),
         manifest,
         num_blocks=num_blocks,
         kv_precision=settings.cache.kv_cache_precision,
         max_num_threads=settings.operation.threads,
     )
+    return executor
+
+
+def _simulated(model: ServedModel) -> Executor:
+    from headrace.executors.simulated import SimulatedExecutor
+    from headrace.protocol.graph import TOKENIZER_FILE
+    from headrace.text.tokenizer import TextTokenizer
+
+    tokenizer = TextTokenizer.from_file(Path(model.folder) / TOKENIZER_FILE)
+    vocabulary = ((token_id, tokenizer.token_bytes(token_id)) for token_id in range(model.manifest.vocab_size))
+    words = [token_id for token_id, word in vocabulary if WORD.fullmatch(word)][:MAX_WORDS]
+    return SimulatedExecutor.from_spec(model.simulated or "", model.manifest, words)
 
 
 def describe_executor(executor: Executor) -> str:

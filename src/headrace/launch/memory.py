@@ -43,7 +43,7 @@ def pool_blocks(
         num_blocks = min(int(settings.kv_cache_memory_fraction * available) // bytes_per_block, useful)
     if num_blocks < 2:
         raise ConfigurationError(
-            f"The KV pool would hold {max(num_blocks, 0)} blocks of {block_size} tokens ({bytes_per_block / 2**20:.1f} MiB each). "
+            f"The KV pool would hold {num_blocks} blocks of {block_size} tokens, {bytes_per_block / 2**20:.1f} MiB each. "
             "Give it more memory with --kv-cache-gib."
         )
     return num_blocks

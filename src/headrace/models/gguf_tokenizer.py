@@ -1,12 +1,13 @@
 """A GGUF file's tokenizer metadata -> a Hugging Face tokenizer.json, its chat template and its special ids.
 
-Owns: how the vocabulary kinds of GGUF map to that format. Runs in: preparing a model. Must not know: weights, the tokenizers library.
+Owns: how the vocabulary kinds of GGUF map to that format. Runs in: preparing a model. Must not know: weights.
 
 The ids that the result gives must be those that the model was trained with. So a kind or a pre-tokenizer that is not known for
 certain is refused by name; there is no default to fall back to.
 """
 
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,12 +93,8 @@ _GPT4 = (_split(_words(r"\p{L}", r"\p{N}{1,3}")), _byte_level(False))
 # tokenizer.ggml.pre -> what it stands for. Each is the pre-tokenizer of the family's own tokenizer.json.
 _PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
     "gpt-2": _PreTokenizer(_GPT2),
-    "phi-2": _PreTokenizer(_GPT2),
     "mpt": _PreTokenizer(_GPT2, is_nfc=True),
-    "olmo": _PreTokenizer(_GPT2, is_nfc=True),
     "smollm": _PreTokenizer(_DIGITS_GPT2),
-    "starcoder": _PreTokenizer(_DIGITS_GPT2),
-    "refact": _PreTokenizer(_DIGITS_GPT2),
     "command-r": _PreTokenizer(_DIGITS_GPT2, is_nfc=True),
     "llama-bpe": _PreTokenizer(_GPT4, ignore_merges=True, adds_bos=True),
     "dbrx": _PreTokenizer(_GPT4),
@@ -117,40 +114,26 @@ _PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
         )
     ),
     "deepseek-llm": _PreTokenizer(
-        (
-            _split("[\r\n]"),
-            _split(_DEEPSEEK_LETTERS),
-            _split(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
-            _split(r"\s+$"),
-            _split(_DEEPSEEK_CJK),
-            _DIGIT_BY_DIGIT,
-            _byte_level(False),
-        )
+        tuple(map(_split, ("[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK)))
+        + (_DIGIT_BY_DIGIT, _byte_level(False))
     ),
     "deepseek-coder": _PreTokenizer(
-        (
-            _split("[\r\n]"),
-            _split(r"\s?\p{L}+"),
-            _split(r"\s?\p{P}+"),
-            _split(_DEEPSEEK_CJK),
-            _DIGIT_BY_DIGIT,
-            _byte_level(False),
-        )
+        tuple(map(_split, ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK))) + (_DIGIT_BY_DIGIT, _byte_level(False))
     ),
     "deepseek-v3": _PreTokenizer(
         (_split(r"\p{N}{1,3}"), _split(r"[一-龥぀-ゟ゠-ヿ]+"), _split(_DEEPSEEK3_WORDS), _byte_level(False))
     ),
 }
-for _alias, _name in (
-    ("llama3", "llama-bpe"),
-    ("llama-v3", "llama-bpe"),
-    ("llama4", "gpt-4o"),
-    ("deepseek-r1-qwen", "qwen2"),
-    ("stablelm2", "qwen2"),
-    ("megrez", "qwen2"),
-    ("chatglm-bpe", "glm4"),
+for _name, _aliases in (
+    ("gpt-2", ("phi-2",)),
+    ("mpt", ("olmo",)),
+    ("smollm", ("starcoder", "refact")),
+    ("llama-bpe", ("llama3", "llama-v3")),
+    ("gpt-4o", ("llama4",)),
+    ("qwen2", ("deepseek-r1-qwen", "stablelm2", "megrez")),
+    ("glm4", ("chatglm-bpe",)),
 ):
-    _PRE_TOKENIZERS[_alias] = _PRE_TOKENIZERS[_name]
+    _PRE_TOKENIZERS.update(dict.fromkeys(_aliases, _PRE_TOKENIZERS[_name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +187,8 @@ class _Vocabulary:
         tokens = [str(token) for token in _array(metadata, "tokenizer.ggml.tokens")]
         types = [_NORMAL] * len(tokens)
         if metadata.get("tokenizer.ggml.token_type") is not None:
-            types = _integers(metadata, "tokenizer.ggml.token_type", len(tokens))
+            key = "tokenizer.ggml.token_type"
+            types = [_integer(key, value) for value in _array(metadata, key, len(tokens))[: len(tokens)]]
         used = len(tokens)
         while used and types[used - 1] == _UNUSED:
             used -= 1
@@ -280,7 +264,8 @@ def _build_byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> t
     pre_tokenizer = _PRE_TOKENIZERS.get(name)
     if pre_tokenizer is None:
         raise ModelError(
-            f"The pre-tokenizer '{name}' (tokenizer.ggml.pre) is not supported; supported are: {', '.join(sorted(_PRE_TOKENIZERS))}."
+            f"The pre-tokenizer '{name}' (tokenizer.ggml.pre) is not supported; "
+            f"supported are: {', '.join(sorted(_PRE_TOKENIZERS))}."
         )
     document = _document(
         vocabulary,
@@ -345,14 +330,12 @@ def _listed_merges(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list
 
 
 def _merges_from_scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """The merges of a SentencePiece BPE model, which keeps only a score for each piece: the better it is, the earlier the merge.
+    """The merges of a SentencePiece BPE model, which keeps a score for each piece: the better, the earlier the merge.
 
     Each way to make a piece from two others is a merge. Those of one piece stand together, the longer left part first.
     """
     key = "tokenizer.ggml.scores"
-    scores = [float(score) for score in _array(metadata, key)]
-    if len(scores) < len(vocabulary.tokens):
-        raise ModelError(f"{key} has {len(scores)} values for {len(vocabulary.tokens)} tokens.")
+    scores = [float(score) for score in _array(metadata, key, len(vocabulary.tokens))]
     mergeable = {t: i for t, i in vocabulary.ids.items() if vocabulary.types[i] == _NORMAL}
     ranked = []
     for piece, token_id in mergeable.items():
@@ -386,28 +369,20 @@ def _string(metadata: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> Sequence[Any]:
+def _array(metadata: Mapping[str, Any], key: str, min_length: int = 0) -> Sequence[Any]:
     value = metadata.get(key)
     if value is None:
         raise ModelError(f"The file's metadata lack {key}.")
     if isinstance(value, str | bytes) or not hasattr(value, "__len__"):
         raise ModelError(f"{key} is not an array.")
     array: Sequence[Any] = value
+    if len(array) < min_length:
+        raise ModelError(f"{key} has {len(array)} values for {min_length} tokens.")
     return array
-
-
-def _integers(metadata: Mapping[str, Any], key: str, count: int) -> list[int]:
-    values = _array(metadata, key)
-    if len(values) < count:
-        raise ModelError(f"{key} has {len(values)} values for {count} tokens.")
-    return [_integer(key, value) for value in values[:count]]
 
 
 def _integer(key: str, value: Any) -> int:
     try:
-        number = int(value)
-    except (TypeError, ValueError) as error:
+        return operator.index(value)  # any width, numpy's integers too
+    except TypeError as error:
         raise ModelError(f"{key} is not an integer.") from error
-    if number != value:
-        raise ModelError(f"{key} is not an integer.")
-    return number

@@ -136,6 +136,7 @@ class Scheduler:
 
     def fail_step(self, plan: StepPlan, code: str, message: str, now_ns: int) -> None:
         """The step as a whole failed: the requests of its rows end with this error, all others live on."""
+        self._released_ids[:0] = plan.released_ids  # perhaps the executor never came to forget them
         for sequence in self._land(plan):
             if sequence.state is not RequestState.FINISHED:
                 self._finish(sequence, FinishReason.ERROR, code=code, message=message)

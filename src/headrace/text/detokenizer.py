@@ -13,7 +13,7 @@ _CONTEXT_TOKENS = 8  # that a decoder of another kind is shown before the new on
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence: what `push` and `finish` returned, joined, is `tokenizer.decode` of all ids, however they were split.
+    """The text of one sequence: what `push` and `finish` gave, joined, is `tokenizer.decode` of all ids, however split.
 
     A character split over tokens is held back until it is whole, so U+FFFD stands only for bytes that can never become one.
     A character that the last token leaves unfinished is left out, in a stream and in `decode` alike.
@@ -48,7 +48,7 @@ class IncrementalDetokenizer:
         return text
 
     def finish(self) -> str:
-        """What is left when no more ids come: nothing, for an unfinished character is left out. Here so that callers need not know."""
+        """What is left when no more ids come: nothing, as an unfinished character is left out. Callers need not know that."""
         return ""
 
     def _text_of(self, piece: str | bytes) -> str:

@@ -2,8 +2,8 @@
 
 Owns: where a text ends, to the character. Runs in: gateway. Must not know: tokens, requests.
 
-All stop strings are looked for at once (A. Aho, M. Corasick, Efficient string matching, CACM 18(6), 1975). The automaton's state is
-the longest end of the text that could still become a stop string, so it also says what must be held back.
+All stop strings are looked for at once (A. Aho, M. Corasick, Efficient string matching, CACM 18(6), 1975). The automaton's
+state is the longest end of the text that could still become a stop string, so it also says what must be held back.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class _Node:
 class StopStringMatcher:
     """Cuts one text at the stop string that is complete first; of those complete at the same character, the longest.
 
-    Strings are compared code point by code point, without any normalization. What is returned does not depend on how the text was
+    Strings are compared code point by code point, without any normalization. The outcome does not depend on how the text was
     split into pieces. With no stop strings a text passes through unchanged.
     """
 
@@ -101,9 +101,8 @@ def _build(stops: Sequence[str]) -> _Node:
     while level:  # breadth first: a fallback is always nearer to the root
         following = []
         for node in level:
-            assert node.fallback is not None  # noqa: S101  # all but the root have one
             for character, child in node.next.items():
-                child.fallback = _step(node.fallback, character)
+                child.fallback = _step(node.fallback or root, character)
                 child.stop = child.stop or child.fallback.stop
                 following.append(child)
         level = following

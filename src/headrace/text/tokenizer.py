@@ -2,8 +2,8 @@
 
 Owns: the tokenizers library. Runs in: gateway, any thread. Must not know: requests, templates, rings.
 
-Control markers (special tokens) are found here and not by the library, which is told to see them as plain text. So one instance,
-never changed after loading, serves both ways of reading a text (markers parsed or not) and any number of threads.
+Control markers (special tokens) are found here and not by the library, which is told to see them as plain text. So one
+instance, never changed after loading, serves both ways of reading a text (markers parsed or not) and any number of threads.
 """
 
 import codecs
@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from headrace.protocol.errors import ModelError, RequestError
+from headrace.text.marker_guard import MarkerGuard
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
@@ -39,7 +40,9 @@ class TextTokenizer:
         added = library.get_added_tokens_decoder()
         self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
         self._strips = {
-            token.content: (token.lstrip, token.rstrip) for token in added.values() if token.special and (token.lstrip or token.rstrip)
+            token.content: (token.lstrip, token.rstrip)
+            for token in added.values()
+            if token.special and (token.lstrip or token.rstrip)
         }
         self._markers = _marker_pattern([token for token in added.values() if token.content])
         self._prefix, self._suffix = _surroundings(library, bos_token_id, add_bos_token)
@@ -135,7 +138,7 @@ class TextTokenizer:
         return [*self._prefix, *token_ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids taken as a whole. A character that is cut off at the end is left out; other faulty bytes give U+FFFD."""
+        """Text of the ids taken as a whole. A character cut off at the end is left out; other faulty bytes give U+FFFD."""
         pieces = self.pieces(skip_special_tokens=skip_special_tokens)
         if pieces is None:
             known = [token_id for token_id in token_ids if 0 <= token_id < self._vocab_size]
@@ -162,6 +165,11 @@ class TextTokenizer:
         The text of a sequence is the concatenation without its first `num_dropped_spaces` leading spaces.
         """
         return self._text_pieces if skip_special_tokens else self._pieces
+
+    @functools.cached_property
+    def marker_guard(self) -> MarkerGuard:
+        """What keeps a user's words from becoming this tokenizer's control tokens."""
+        return MarkerGuard(self.special_tokens)
 
     @functools.cached_property
     def anchor_token_id(self) -> int:
@@ -214,12 +222,12 @@ def _marker_pattern(added: Sequence[tokenizers.AddedToken]) -> re.Pattern[str] |
     if not special:
         return None
     ordered = sorted([*special, *holding], key=lambda token: -len(token.content))
-    return re.compile("|".join(rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in ordered))
+    return re.compile(
+        "|".join(rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in ordered)
+    )
 
 
-def _surroundings(
-    library: tokenizers.Tokenizer, bos_token_id: int | None, add_bos_token: bool
-) -> tuple[list[int], list[int]]:
+def _surroundings(library: tokenizers.Tokenizer, bos_token_id: int | None, add_bos_token: bool) -> tuple[list[int], list[int]]:
     """The ids that the post-processor puts before and after a text, with BOS by the flag alone."""
     plain = library.encode("a", add_special_tokens=False).ids
     full = library.encode("a", add_special_tokens=True).ids
@@ -238,7 +246,7 @@ def _state(component: Any) -> dict[str, Any]:
 
 
 def _take_over_leading_mark(library: tokenizers.Tokenizer) -> str | None:
-    """The mark that goes before the first stretch of a text only, when the pre-tokenizer has such a rule; it is switched off there.
+    """The mark that goes before the first stretch of a text only, if the pre-tokenizer has such a rule, which is switched off.
 
     The library sees each stretch between markers as a text of its own and would put the mark before each of them.
     """
@@ -268,7 +276,9 @@ _BYTE_OF = _byte_level_alphabet()
 class _Decoding:
     """How one token's text becomes bytes, for decoders that are a concatenation."""
 
-    def __init__(self, *, is_byte_level: bool, mark: str = "", has_byte_tokens: bool = False, num_dropped_spaces: int = 0) -> None:
+    def __init__(
+        self, *, is_byte_level: bool, mark: str = "", has_byte_tokens: bool = False, num_dropped_spaces: int = 0
+    ) -> None:
         self.num_dropped_spaces = num_dropped_spaces
         self._is_byte_level = is_byte_level
         self._mark = mark
@@ -283,7 +293,7 @@ class _Decoding:
         if kinds == ["ByteLevel"]:
             return cls(is_byte_level=True)
         if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
-            strip = stages[3] if len(stages) == 4 else {"content": " ", "start": 0, "stop": 0}
+            strip: dict[str, Any] = stages[3] if len(stages) == 4 else {"content": " ", "start": 0, "stop": 0}
             replaces = stages[0].get("pattern", {}).get("String")
             if stages[0].get("content") == " " and replaces and strip["content"] == " " and not strip["stop"]:
                 return cls(is_byte_level=False, mark=replaces, has_byte_tokens=True, num_dropped_spaces=int(strip["start"]))

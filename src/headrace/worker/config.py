@@ -5,6 +5,8 @@ Owns: WorkerConfig. Runs in: supervisor (writes it), worker (reads it). Must not
 
 import msgspec
 
+from headrace.telemetry.logs import LogFormat
+
 
 class GatewayLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The two rings shared with one gateway. `index` is what GenerationRequest.reply_ring names."""
@@ -30,5 +32,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_drain_messages: int = 64  # most messages taken between two steps, so that a flood cannot stall generation
     max_failed_steps: int = 8  # so many failed steps in a row, and the worker gives itself up for a restart
     stop_flush_seconds: float = 1.0  # how long an orderly stop tries to hand over the last events
-    log_format: str = "auto"
+    log_format: LogFormat = "auto"
     log_level: str = "info"

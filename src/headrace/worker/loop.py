@@ -19,7 +19,7 @@ from headrace.protocol.messages import (
 )
 from headrace.protocol.ports import Clock, Executor, RequestSource
 from headrace.protocol.step import StepPlan, StepResult
-from headrace.scheduling.scheduler import Scheduler
+from headrace.scheduling import Scheduler
 from headrace.telemetry.logs import get_logger
 from headrace.worker.outbox import Outbox
 from headrace.worker.report import WorkerReport
@@ -61,6 +61,7 @@ class WorkerLoop:
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0  # in a row
         self._retry_seconds = MIN_RETRY_SECONDS
+        self.num_unreadable = 0  # records of gateways that were no valid message
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Work until told to stop. Raises WorkerFailedError, or whatever defect of the scheduler shows itself."""
@@ -117,7 +118,7 @@ class WorkerLoop:
 
     def _end_unreadable(self, error: ChannelError, now_ns: int) -> None:
         """A record is no message. Where it can be told which request it was about, that one ends: its client waits."""
-        self._report.count_unreadable()
+        self.num_unreadable += 1
         log.error("a record from a gateway could not be read", error=error.message, request_id=error.request_id)
         if error.request_id is not None and error.ring in self._outbox.reply_rings:
             self._scheduler.cancel(error.request_id, now_ns)
@@ -128,7 +129,7 @@ class WorkerLoop:
         if isinstance(message, CancelRequest):
             self._scheduler.cancel(message.request_id, now_ns)
         elif message.reply_ring not in self._outbox.reply_rings:
-            self._report.count_unreadable()
+            self.num_unreadable += 1
             log.error("a message names an event ring that does not exist", reply_ring=message.reply_ring)
         elif isinstance(message, GenerationRequest):
             self._scheduler.add(message, now_ns)
@@ -145,13 +146,12 @@ class WorkerLoop:
         """The plan's result, or None when the step as a whole failed and its rows were ended with an error."""
         try:
             result = self._executor.execute(plan)
-        except Exception as error:  # noqa: BLE001 - whatever an executor raises ends this step, not the worker
+        except Exception as error:  # whatever an executor raises ends this step, not the worker
             self._num_failed_steps += 1
             log.exception("a step failed", num_rows=len(plan.rows), num_failed_steps=self._num_failed_steps)
             reason = f"{type(error).__name__}: {error}"
             message = "The model could not compute this step. The request may be sent again."
             self._scheduler.fail_step(plan, ErrorCode.EXECUTION_FAILED.value.code, message, self._clock.now_ns())
-            self._report.count_failed_step()
             if self._num_failed_steps >= self._max_failed_steps:
                 self._publish()
                 raise WorkerFailedError(f"{self._num_failed_steps} steps failed in a row, the last with {reason}") from error

@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from headrace.ipc.channel import RingEventSink, RingRequestSource
 from headrace.ipc.control import ControlEnd, ControlError
@@ -22,12 +22,12 @@ from headrace.protocol.messages import WorkerHello
 from headrace.protocol.ports import Executor
 from headrace.scheduling import Scheduler, SchedulerConfig
 from headrace.telemetry.logs import configure_logging, get_logger
-from headrace.telemetry.status_fields import STATUS_FIELDS
+from headrace.telemetry.status_fields import STATUS_FIELDS, WorkerState
 from headrace.worker.clock import MonotonicClock
 from headrace.worker.config import GatewayLink, WorkerConfig
 from headrace.worker.loop import WorkerLoop
 from headrace.worker.outbox import Outbox
-from headrace.worker.report import WorkerReport, WorkerState
+from headrace.worker.report import WorkerReport
 
 EXIT_STOPPED = 0
 EXIT_CRASHED = 1
@@ -51,10 +51,10 @@ def run_worker(config: WorkerConfig, make_executor: Callable[[], Executor], desc
         try:
             return _live(config, make_executor, describe, control, doorbell, stop, stack)
         except HeadraceError as error:
-            log.error("the worker cannot start", reason=error.message)
+            log.error("the worker cannot start", reason=error.message)  # noqa: TRY400 - no traceback: the message says it
             control.send(ChildFailed(error.message))
             return EXIT_CANNOT_START
-        except Exception:  # noqa: BLE001 - the last place where a crash can be reported
+        except Exception:  # the last place where a crash can be reported
             log.exception("the worker crashed")
             return EXIT_CRASHED
 
@@ -89,7 +89,7 @@ class StopSwitch:
         try:
             messages = self._control.receive_nowait()
         except ControlError as error:
-            log.error("the supervisor's message could not be read", error=str(error))
+            log.error("the supervisor's message could not be read", error=str(error))  # noqa: TRY400 - no traceback: the message says it
             return
         for message in messages:
             if isinstance(message, Stop):
@@ -112,10 +112,10 @@ def _live(
     stop: StopSwitch,
     stack: ExitStack,
 ) -> int:
-    page = StatusPage.attach(stack.enter_context(_attached(config.status_segment)).buffer, STATUS_FIELDS)
+    page = StatusPage.attach(_attach(config.status_segment, stack).buffer, STATUS_FIELDS)
+    stack.callback(page.close)
     report = WorkerReport(page.write, epoch=config.epoch, pid=os.getpid())
     clock = MonotonicClock()
-    report.write_state(WorkerState.LOADING, clock.now_ns())
     executor = make_executor()
     stack.callback(executor.close)
     scheduler = Scheduler(
@@ -145,11 +145,12 @@ def _live(
     )
     gc.collect()
     gc.freeze()  # what lives as long as the process need not be looked at again: shorter pauses between steps
-    report.write_state(WorkerState.SERVING, clock.now_ns())
+    report.write(scheduler.statistics(), clock.now_ns())  # before the greeting: whoever reads it finds a sign of life
     control.send(ChildReady(describe(executor)))
     loop.run(stop.is_stopping)
-    report.write_state(WorkerState.STOPPING, clock.now_ns())
+    report.state = WorkerState.STOPPING
     loop.end_all()
+    report.write(scheduler.statistics(), clock.now_ns())
     _flush_within(outbox, config.stop_flush_seconds, clock)
     return EXIT_STOPPED
 
@@ -174,15 +175,12 @@ def _attach_rings(links: list[GatewayLink], stack: ExitStack) -> tuple[dict[int,
 
 
 def _attach_ring(name: str, stack: ExitStack) -> Ring:
-    ring = Ring.attach(stack.enter_context(_attached(name)).buffer)
+    ring = Ring.attach(_attach(name, stack).buffer)
     stack.callback(ring.close)
     return ring
 
 
-@contextmanager
-def _attached(name: str) -> Iterator[Segment]:
+def _attach(name: str, stack: ExitStack) -> Segment:
     segment = Segment.attach(name)
-    try:
-        yield segment
-    finally:
-        segment.close()
+    stack.callback(segment.close)
+    return segment

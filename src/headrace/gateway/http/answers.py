@@ -137,10 +137,12 @@ class EventWriter:
             raise
         except RequestError as error:
             tail = sse.error_event(error_body(error)) + sse.DONE
-            log.warning("stream_error", request_id=self._exchange.request_id.decode(), code=error.code.value.code)
+            log.warning(
+                "a stream ended with an error", request_id=self._exchange.request_id.decode(), code=error.code.value.code
+            )
         except Exception:
             tail = sse.error_event(error_body(internal_error())) + sse.DONE
-            log.exception("stream_failed", request_id=self._exchange.request_id.decode())
+            log.exception("a stream failed inside the server", request_id=self._exchange.request_id.decode())
         await self._send(tail, more=False)
 
     async def _choices(self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames]) -> None:

@@ -60,7 +60,7 @@ class Application:
         except RequestError as error:
             await self._refuse(exchange, error)
         except Exception:
-            log.exception("request_failed", request_id=exchange.request_id.decode(), route=exchange.route)
+            log.exception("a request failed inside the server", request_id=exchange.request_id.decode(), route=exchange.route)
             if exchange.status == 0:
                 await self._refuse(exchange, internal_error())
 
@@ -136,4 +136,4 @@ def _never_failing(count: Callable[..., None], *args: str | int) -> None:
     try:
         count(*args)
     except Exception:
-        log.exception("metrics_failed")
+        log.exception("counting a request failed")

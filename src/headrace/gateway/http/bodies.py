@@ -54,7 +54,12 @@ class BodyReader(Generic[T]):
             raise decoding_error(error) from None
         if ignored:
             exchange.ignored_fields = ", ".join(ignored).encode()
-            log.info("ignored_fields", request_id=exchange.request_id.decode(), route=exchange.route, fields=ignored)
+            log.info(
+                "unknown fields of a request were ignored",
+                request_id=exchange.request_id.decode(),
+                route=exchange.route,
+                fields=ignored,
+            )
         return request
 
     def _unknown(self, body: bytes) -> Iterator[str]:

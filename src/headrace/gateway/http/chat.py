@@ -92,7 +92,7 @@ async def encode_conversation(
         continue_final_message=continues,
         variables=template_variables(variables),
     )
-    return await surface.text_workers.run(num_text_chars(plain), work)
+    return await surface.text_workers.run(num_text_chars(messages, variables), work)
 
 
 def _output_limit(request: ChatCompletionRequest) -> OutputLimit:

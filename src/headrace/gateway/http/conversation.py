@@ -30,9 +30,15 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def num_text_chars(messages: list[dict[str, Any]]) -> int:
-    """How long the conversation is, roughly."""
-    return sum(len(message["content"] or "") for message in messages)
+def num_text_chars(messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> int:
+    """How much text a template has to handle, roughly."""
+    num_chars = len(msgspec.json.encode(variables)) if variables else 0
+    for message in messages:
+        content = message.content or ""
+        num_chars += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+        num_chars += len(message.reasoning_content or "") + len(message.name or "")
+        num_chars += sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return num_chars
 
 
 def prompt_mode(

@@ -59,6 +59,7 @@ def _page(document: dict[str, Any], model_id: str) -> Iterator[str]:
         yield f'<li><a class="path" href="#{escape(item["operationId"])}">{escape(path)}</a></li>'
     yield "</ul></nav>"
     schemas = document["components"]["schemas"]
+    shown = {_body_type(item) for _, _, item in operations}
     for tag in document["tags"]:
         yield f'<h2>{escape(tag["name"])}</h2><p class="muted">{escape(tag["description"])}</p>'
         for path, method, item in operations:
@@ -66,6 +67,8 @@ def _page(document: dict[str, Any], model_id: str) -> Iterator[str]:
                 yield from _operation(path, method, item, schemas)
     yield "<h2>Types</h2>"
     for name, schema in schemas.items():
+        if name in shown:
+            continue
         yield f'<article id="type-{escape(name)}"><h3 class="path">{escape(name)}</h3>'
         yield f"<p>{escape(schema.get('description', ''))}</p>"
         yield from _fields(schema)
@@ -83,7 +86,7 @@ def _operation(path: str, method: str, item: dict[str, Any], schemas: dict[str, 
         example = json.dumps(content["example"], indent=2)
         command = f"curl http://localhost:8000{path} -H 'Content-Type: application/json' -d '{example}'"
         yield f"<pre><code>{escape(command)}</code></pre>"
-        name = _type_name(content["schema"])
+        name = _body_type(item)
         yield f"<details><summary>Fields of {escape(name)}</summary>"
         yield from _fields(schemas[name])
         yield "</details>"
@@ -97,12 +100,20 @@ def _operation(path: str, method: str, item: dict[str, Any], schemas: dict[str, 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:
     yield "<div class=scroll><table><tr><th>Field</th><th>Type</th><th>Meaning</th></tr>"
     required = schema.get("required", [])
-    for name, field in schema.get("properties", {}).items():
+    # What must be there first, what has no effect last.
+    fields = sorted(schema.get("properties", {}).items(), key=lambda item: (item[0] not in required, _type(item[1]) == "any"))
+    for name, field in fields:
         mark = ' <span class="required">required</span>' if name in required else ""
         description = escape(field.get("description", ""))
         limits = _limits(field)
         yield f"<tr><td><code>{escape(name)}</code>{mark}</td><td>{_type(field)}</td><td>{description}{limits}</td></tr>"
     yield "</table></div>"
+
+
+def _body_type(item: dict[str, Any]) -> str:
+    """The type of an operation's body, "" for none."""
+    body = item.get("requestBody")
+    return _type_name(body["content"]["application/json"]["schema"]) if body else ""
 
 
 def _limits(field: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ def _none(value: Any) -> bool:
 
 
 def _nothing(value: Any) -> bool:
-    """None, false, 0 and 0.0 aside from the empty list, object and string."""
+    """Null, false and whatever is empty."""
     return value is None or value is False or value in ([], {}, "")
 
 

@@ -1,0 +1,147 @@
+"""Log lines: their form, and that no prompt gets into one by any way."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from headrace.protocol.errors import ConfigurationError
+from headrace.protocol.messages import GenerationRequest
+from headrace.protocol.sampling import SamplingParams, StopConditions
+from headrace.telemetry.logs import configure_logging, get_logger
+
+SECRET = "the quick brown secret"
+
+
+class Stderr:
+    """What was written to stderr so far."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+        self._written = ""
+
+    def getvalue(self):
+        self._written += self._capsys.readouterr().err
+        return self._written
+
+
+@pytest.fixture
+def stderr(capsys):
+    """The process's logging is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level, before = root.handlers[:], root.level, structlog.get_config()
+    yield Stderr(capsys)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**before)
+
+
+def test_json_lines(stderr):
+    log = get_logger("gateway")  # made before the set-up, as modules do
+    configure_logging("json", "info")
+    log.info("listening", port=8000, ratio=0.5, path=Path("/x"), names=("a", "b"), nothing=None)
+    log.debug("too fine")
+    (line,) = stderr.getvalue().splitlines()
+    entry = json.loads(line)
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry == {
+        "event": "listening",
+        "component": "gateway",
+        "level": "info",
+        "port": 8000,
+        "ratio": 0.5,
+        "path": "/x",
+        "names": ["a", "b"],
+        "nothing": None,
+    }
+
+
+def test_auto_follows_the_terminal(stderr, monkeypatch):
+    configure_logging("auto", "info")
+    get_logger("x").info("one")
+    assert json.loads(stderr.getvalue())["event"] == "one"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    configure_logging("auto", "info")
+    get_logger("x").info("two")
+    line = stderr.getvalue().splitlines()[1]
+    assert "two" in line
+    assert not line.startswith("{")
+
+
+def test_levels_are_obeyed_and_unknown_words_refused(stderr):
+    configure_logging("json", "ERROR")
+    get_logger("x").warning("no")
+    logging.getLogger("library").warning("no")
+    assert stderr.getvalue() == ""
+    for arguments in (("xml", "info"), ("json", "loud")):
+        with pytest.raises(ConfigurationError, match="unknown; there are"):
+            configure_logging(*arguments)
+
+
+def test_lines_of_libraries_look_the_same(stderr):
+    configure_logging("json", "debug")
+    logging.getLogger("some.library").warning("disk %s", "full")
+    logging.getLogger("some.library").debug("what a client sent")
+    (line,) = stderr.getvalue().splitlines()
+    entry = json.loads(line)
+    assert (entry["event"], entry["component"], entry["level"]) == ("disk full", "some.library", "warning")
+
+
+def request():
+    return GenerationRequest(1, SECRET, 0, [424242], SamplingParams(), StopConditions(5), 0, 0, "", 0, "m")
+
+
+@pytest.mark.parametrize("form", ["json", "human"])
+def test_prompts_stay_out(stderr, form):
+    configure_logging(form, "info")
+    log = get_logger("gateway")
+    log.info("a", prompt=SECRET, messages=[{"role": "user", "content": SECRET}], token_ids=[424242], num_tokens=7)
+    log.info("b", request=request(), details={"text": SECRET, "deep": {"content": SECRET}}, raw=SECRET.encode())
+    log.info("c", nested=[[[[[[SECRET]]]]]])
+
+    def fails(prompt):
+        raise ValueError("broken")
+
+    try:
+        fails(SECRET)
+    except ValueError:
+        log.exception("d", request=request())
+        logging.getLogger("library").exception("e")
+    written = stderr.getvalue()
+    assert "secret" not in written
+    assert "424242" not in written
+    assert written.count("ValueError: broken") == 2
+    assert "[withheld]" in written
+    assert "<GenerationRequest>" in written
+    assert "7" in written
+
+
+def test_values_are_bounded(stderr):
+    configure_logging("json", "info")
+    get_logger("x").info("y", reason="x" * 100_000, many=list(range(10_000)), table={str(n): n for n in range(10_000)})
+    assert len(stderr.getvalue()) < 5_000
+
+
+@pytest.mark.parametrize("form", ["json", "human"])
+def test_a_client_cannot_forge_lines_or_paint_the_terminal(stderr, form):
+    configure_logging(form, "info")
+    get_logger("x").info("y", name="a\nlevel=error forged\x1b[31m\udcff")
+    (line,) = stderr.getvalue().splitlines()
+    assert "\x1b[31m" not in line
+    assert "forged" in line
+
+
+def test_before_the_set_up_no_local_variables_are_shown(stderr):
+    def fails(prompt):
+        raise ValueError("broken")
+
+    try:
+        fails(SECRET)
+    except ValueError:
+        get_logger("x").exception("early", prompt=SECRET)
+    written = stderr.getvalue()
+    assert "ValueError: broken" in written
+    assert "secret" not in written
