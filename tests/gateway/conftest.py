@@ -40,29 +40,26 @@ def _byte_alphabet():
 
 
 @pytest.fixture(scope="session")
-def byte_tokenizer():
-    """One token for each byte, its id the byte; 256 ends a sequence."""
-    return TextTokenizer.from_json(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": [
-                    {
-                        "id": EOS,
-                        "content": "<eos>",
-                        "single_word": False,
-                        "lstrip": False,
-                        "rstrip": False,
-                        "normalized": False,
-                        "special": True,
-                    }
-                ],
-                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-                "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-                "model": {"type": "BPE", "vocab": {char: byte for byte, char in _byte_alphabet().items()}, "merges": []},
-            }
-        )
+def byte_tokenizer_json():
+    """tokenizer.json with one token for each byte, its id the byte; 256 ends a sequence."""
+    added = {"id": EOS, "content": "<eos>", "special": True}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {character: byte for byte, character in _byte_alphabet().items()}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [added],
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        }
     )
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(byte_tokenizer_json):
+    return TextTokenizer.from_json(byte_tokenizer_json)
 
 
 class FakeRing:

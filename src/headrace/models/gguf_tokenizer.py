@@ -114,11 +114,13 @@ _PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
         )
     ),
     "deepseek-llm": _PreTokenizer(
-        tuple(map(_split, ("[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK)))
-        + (_DIGIT_BY_DIGIT, _byte_level(False))
+        (
+            *map(_split, ("[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK)),
+            *(_DIGIT_BY_DIGIT, _byte_level(False)),
+        )
     ),
     "deepseek-coder": _PreTokenizer(
-        tuple(map(_split, ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK))) + (_DIGIT_BY_DIGIT, _byte_level(False))
+        (*map(_split, ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK)), _DIGIT_BY_DIGIT, _byte_level(False))
     ),
     "deepseek-v3": _PreTokenizer(
         (_split(r"\p{N}{1,3}"), _split(r"[一-龥぀-ゟ゠-ヿ]+"), _split(_DEEPSEEK3_WORDS), _byte_level(False))

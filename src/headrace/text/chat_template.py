@@ -68,7 +68,7 @@ class ChatTemplate:
         try:
             text = self._template.render(values)
         except BrokenTemplateError as fault:
-            message = f"The model's chat template does not accept this conversation: {fault.message}"
+            message = f"The model's chat template does not accept this conversation: {fault.message}."
             raise RequestError(message, code=ErrorCode.CHAT_TEMPLATE_ERROR, param="messages") from fault
         if not end_mark:
             return text

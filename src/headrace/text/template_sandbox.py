@@ -29,7 +29,7 @@ from jinja2.visitor import NodeTransformer
 MAX_SOURCE_CHARS = 256 * 1024
 MAX_STEPS = 200_000
 MAX_ITEMS = 100_000
-MAX_THREAD_SECONDS = 5.0
+MAX_THREAD_SECONDS = 2.0
 MAX_MESSAGE_CHARS = 300
 _MAX_INTEGER_BITS = 4096
 _MAX_FORMAT_CHARS = 200  # of strftime_now
@@ -52,7 +52,7 @@ class BrokenTemplateError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.message = message[:MAX_MESSAGE_CHARS]
+        self.message = message[:MAX_MESSAGE_CHARS].rstrip(".")
 
 
 class _Budget:
@@ -61,7 +61,7 @@ class _Budget:
     def __init__(self, input_size: int = 0, num_input_items: int = 0) -> None:
         self.max_size = 4 * 2**20 + 16 * input_size  # of one value
         self._max_items = MAX_ITEMS + 4 * num_input_items  # of one value, with those of the values in it
-        self._size_left = 16 * 2**20 + 64 * input_size  # of all values together
+        self._size_left = 16 * 2**20 + 64 * input_size + 4096 * num_input_items  # of all values together
         self._steps_left = MAX_STEPS
         self._last_time = time.thread_time() + MAX_THREAD_SECONDS
 
@@ -86,18 +86,24 @@ class _Budget:
         """Size of a value written out."""
         return len(value) if isinstance(value, str) else _weigh(value, self._max_items)[0]
 
+    def spend_items(self, num_items: int) -> None:
+        """Pay for a list of so many items."""
+        if num_items > self._max_items:
+            raise SecurityError("it makes too large a list")
+        self.spend(num_items)
+
     def take(self, value: Any) -> None:
-        """Pay for a value that came about. Lists in lists are limited, so that none can grow without end by holding itself twice."""
-        if isinstance(value, str | list | tuple | dict):
+        """Pay for a value that came about. What lists hold is limited too, so that none grows by holding itself twice."""
+        if isinstance(value, str):
             self.spend(len(value))
-            if not isinstance(value, str) and any(
-                isinstance(item, list | tuple | dict) for item in (value.values() if isinstance(value, dict) else value)
-            ):
+        elif isinstance(value, list | tuple | dict):
+            self.spend_items(len(value))
+            if any(isinstance(item, list | tuple | dict) for item in (value.values() if isinstance(value, dict) else value)):
                 self.weigh(value)
 
 
 def _weigh(value: Any, max_items: int) -> tuple[int, int]:
-    """Characters and items of a value written out. What stands in several places counts in each, as it would be written there."""
+    """Characters and items of a value written out. What stands in several places counts in each."""
     num_chars, num_items, stack = 0, 0, [value]
     while stack:
         item = stack.pop()
@@ -182,7 +188,9 @@ class _Limits(NodeTransformer):
         """The node to stand in this one's place, its children done."""
         self.generic_visit(node, *args, **kwargs)
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
-            call = nodes.Call(nodes.EnvironmentAttribute("loop_step"), [], [], None, None, lineno=node.lineno)
+            num_fixed_chars = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+            step, cost = nodes.EnvironmentAttribute("loop_step"), nodes.Const(num_fixed_chars)
+            call = nodes.Call(step, [cost], [], None, None, lineno=node.lineno)
             node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         elif isinstance(node, nodes.Concat):
             return _filtered(node.nodes[0], _JOINED, node.nodes[1:])
@@ -217,8 +225,9 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals.update(raise_exception=_raise_exception, strftime_now=self._strftime_now)
 
-    def loop_step(self) -> None:
-        """Stands at the beginning of every loop and macro body; calling it is the step."""
+    def loop_step(self, num_fixed_chars: int) -> None:
+        """Stands at the beginning of every loop and macro body. Calling it is the step; the text of the body is paid here."""
+        _running.budget.spend(num_fixed_chars)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = _running.budget
@@ -242,9 +251,9 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(left, int) and hasattr(right, "__len__"):
                 left, right = right, left
             if isinstance(right, int) and hasattr(left, "__len__"):
-                budget.spend(len(left) * max(right, 0))
+                _pay(budget, left, len(left) * max(right, 0))
         elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            budget.spend(len(left) + len(right))
+            _pay(budget, left, len(left) + len(right))
         result = super().call_binop(context, operator, left, right)
         if not isinstance(result, str):
             budget.take(result)
@@ -288,7 +297,7 @@ def _paid_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             budget.spend(max((abs(other) for other in others if isinstance(other, int)), default=0))
         result = function(*args, **kwargs)
         if name == _MEASURED:
-            budget.spend(len(result) if hasattr(result, "__len__") else 0)  # a part of a value holds no more than the value
+            _pay(budget, result, len(result) if hasattr(result, "__len__") else 0)  # a part holds no more than the whole
         else:
             budget.take(result)
         return result
@@ -336,6 +345,13 @@ def _check_format(budget: _Budget, form: str, values: Any) -> None:
     budget.spend(len(form) + budget.weigh(values) * max(form.count("%") + form.count("{"), 1))
 
 
+def _pay(budget: _Budget, kind: Any, size: int) -> None:
+    if isinstance(kind, str):
+        budget.spend(size)
+    else:
+        budget.spend_items(size)
+
+
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 0
 
@@ -347,7 +363,7 @@ def _check_bits(num_bits: int) -> None:
 
 def _written(value: Any) -> Any:
     """Stands between every {{ expression }} and the text."""
-    if isinstance(value, list | tuple | dict | set | frozenset | Namespace):
+    if isinstance(value, str | list | tuple | dict | set | frozenset | Namespace):
         _running.budget.spend(_running.budget.weigh(value))
     return value
 
