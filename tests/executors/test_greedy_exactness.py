@@ -25,7 +25,7 @@ from headrace.scheduling.statistics import SchedulerStatistics
 pytestmark = pytest.mark.slow
 
 NUM_PROMPTS = 16
-NUM_OUTPUT_TOKENS = 24
+NUM_OUTPUT_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0)
 Outputs = list[list[int]]
 
@@ -98,9 +98,7 @@ def alone(executor: OpenVINOExecutor, prompts: list[list[int]]) -> Outputs:
 
 
 @pytest.mark.parametrize("budget", [16, 512])
-def test_in_a_batch_and_in_chunks(
-    executor: OpenVINOExecutor, prompts: list[list[int]], alone: Outputs, budget: int
-) -> None:
+def test_in_a_batch_and_in_chunks(executor: OpenVINOExecutor, prompts: list[list[int]], alone: Outputs, budget: int) -> None:
     """DET-04, SCH-10: sixteen at once, in steps of at most 16 and 512 tokens."""
     outputs, _ = together(executor, prompts, budget=budget)
     assert outputs == alone

@@ -62,7 +62,8 @@ class RandomTensors:
                 f"blk.{layer}.ffn_down.weight": (HIDDEN, INNER),
             }
         self._tensors = {
-            name: random.standard_normal(shape, np.float32) * np.float32(1.5 / shape[1] ** 0.5) for name, shape in shapes.items()
+            name: random.standard_normal(shape, np.float32) * np.float32(1.5 / shape[1] ** 0.5)
+            for name, shape in shapes.items()
         }
         for layer in range(LAYERS):
             self._tensors[f"blk.{layer}.attn_norm.weight"] = np.ones(HIDDEN, np.float32)

@@ -4,7 +4,7 @@ Owns: StepPlan -> numpy arrays. Runs in: worker, in every step. Must not know: O
 Names and shapes of the arrays are in protocol/graph.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -34,6 +34,11 @@ class PagedInputs:
 class PagedLayout:
     """Lays out plans for a pool of `num_blocks` blocks and a vocabulary of `vocab_size` tokens.
 
+    The storage has one block more: where a plan has a single token, a filler row of one token that no one reads is computed
+    there beside it. Matrix products of one row take another way through the device's library than those of several, and their
+    last bits differ; quantized activations make much of it (0.6 in a logit of the default model). With two rows or more, a
+    row's logits are the same bits whatever else is in the step, and the second row costs next to nothing.
+
     Everything that the device would use as an address is checked here: a wrong block or token id would otherwise read or
     write foreign memory without any error.
     """
@@ -42,6 +47,11 @@ class PagedLayout:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
+
+    @property
+    def num_storage_blocks(self) -> int:
+        """Blocks that the storage must have: those of the pool, and the filler's."""
+        return self._num_blocks + 1
 
     def arrange(self, plan: StepPlan) -> PagedInputs:
         """Arrays of a plan with at least one row. Raises ValueError when the plan contradicts itself (a scheduler's defect)."""
@@ -75,7 +85,7 @@ class PagedLayout:
         self._check_range(plan, "block", block_indices, self._num_blocks)
 
         samples = [index for index, row in enumerate(rows) if row.samples]
-        return PagedInputs(
+        inputs = PagedInputs(
             input_ids=input_ids,
             position_ids=position_ids,
             past_lens=past_lens,
@@ -85,6 +95,37 @@ class PagedLayout:
             max_context_len=np.array(max(map(int.__add__, starts, lengths)), np.int32),
             sampled_tokens_indices=begins[1:][samples] - 1,
             sampling_rows=[rows[index] for index in samples],
+        )
+        return self._with_filler(inputs) if num_tokens == 1 else inputs
+
+    def filler(self) -> PagedInputs:
+        """A step of two filler rows, which reads and writes nothing of the pool's."""
+        return self._with_filler(
+            PagedInputs(
+                input_ids=np.zeros(1, np.int64),
+                position_ids=np.zeros(1, np.int64),
+                past_lens=np.zeros(1, np.int32),
+                subsequence_begins=np.array([0, 1], np.int32),
+                block_indices=np.array([self._num_blocks], np.int32),
+                block_indices_begins=np.array([0, 1], np.int32),
+                max_context_len=np.array(1, np.int32),
+                sampled_tokens_indices=np.zeros(1, np.int32),
+                sampling_rows=[],
+            )
+        )
+
+    def _with_filler(self, inputs: PagedInputs) -> PagedInputs:
+        """The inputs of a single-token step with the filler row after it. It does not sample."""
+        zero = np.zeros(1, np.int64)
+        begins, block_begins = inputs.subsequence_begins, inputs.block_indices_begins
+        return replace(
+            inputs,
+            input_ids=np.concatenate([inputs.input_ids, zero]),
+            position_ids=np.concatenate([inputs.position_ids, zero]),
+            past_lens=np.append(inputs.past_lens, np.int32(0)),
+            subsequence_begins=np.append(begins, begins[-1:] + 1),
+            block_indices=np.append(inputs.block_indices, np.int32(self._num_blocks)),
+            block_indices_begins=np.append(block_begins, block_begins[-1:] + 1),
         )
 
     def _block_indices(self, plan: StepPlan, num_row_blocks: list[int], total: int) -> Int32Array:

@@ -175,11 +175,12 @@ class OpenVINOExecutor:
         Zeros matter: attention may read slots of a block that nothing was written to yet, and weigh them with 0, but 0 times
         a NaN left in recycled memory is a NaN.
         """
+        num_blocks = self._layout.num_storage_blocks
         for port in ports:
-            num_bytes = port.bytes_per_block * self._spec.num_blocks
+            num_bytes = port.bytes_per_block * num_blocks
             pages = mmap.mmap(-1, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
             storage = np.frombuffer(pages, np.uint8, num_bytes)
-            shape = [self._spec.num_blocks, *port.block_shape]
+            shape = [num_blocks, *port.block_shape]
             self._storage.append(storage)
             self._request.set_tensor(compiled.input(port.name), ov.Tensor(storage, shape, port.element_type))
 
@@ -197,21 +198,7 @@ class OpenVINOExecutor:
 
     def _warm_up(self) -> None:
         """One token through the model: weights are put into the device's own layout now and not at the first request."""
-        zeros = np.zeros(1, np.int32)
-        ones = np.array([0, 1], np.int32)
-        self._infer(
-            PagedInputs(
-                input_ids=zeros.astype(np.int64),
-                position_ids=zeros.astype(np.int64),
-                past_lens=zeros,
-                subsequence_begins=ones,
-                block_indices=zeros,
-                block_indices_begins=ones,
-                max_context_len=np.array(1, np.int32),
-                sampled_tokens_indices=zeros,
-                sampling_rows=[],
-            )
-        )
+        self._infer(self._layout.filler())
         _give_back_memory()
 
 
