@@ -303,7 +303,7 @@ def test_what_still_runs_at_the_end_gets_one_error(server, how):
     assert server.gateway.wait() == 0
 
 
-@pytest.mark.parametrize("how", ["stop", "sigterm", "supervisor gone"])
+@pytest.mark.parametrize("how", ["stop", "two signals", "supervisor gone"])
 def test_a_stopped_worker_ends_its_requests_with_an_error(server, how):
     server.start()
     with server.stream(max_tokens=4000) as response:
@@ -311,12 +311,26 @@ def test_a_stopped_worker_ends_its_requests_with_an_error(server, how):
         next(lines)
         if how == "stop":
             server.worker.control.send(Stop())
-        elif how == "sigterm":
+        elif how == "two signals":
+            server.worker.process.send_signal(signal.SIGTERM)
+            server.wait_until(lambda: server.complete().status_code == 503)
             server.worker.process.send_signal(signal.SIGTERM)
         else:
             server.worker.control.close()
         found = frames(lines)
     assert error_code_of(found) == "draining"
+    assert server.worker.wait() == 0
+
+
+def test_a_worker_told_to_terminate_finishes_what_runs(server):
+    """OPS-01: a service manager may signal all processes at once; streams that may end need their worker."""
+    server.start()
+    with server.stream(max_tokens=150) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.worker.process.send_signal(signal.SIGTERM)
+        found = frames(lines)
+    assert not any(frame.startswith('{"error"') for frame in found)
     assert server.worker.wait() == 0
 
 

@@ -422,3 +422,40 @@ def test_arrival_may_lie_before_the_submission(gateway):
     stream = gateway.service.submit(spec, arrival_ns=5)
     assert gateway.requests[0].arrival_ns == 5
     stream.cancel()
+
+
+def test_counts_agree_whatever_the_requests_end(gateway, make_sequence):
+    """MET-04, MET-07: first tokens once each, gaps one fewer than tokens, and as many ends as starts."""
+    lengths = [0, 1, 2, 5]
+    for index, length in enumerate(lengths):
+        stream = gateway.submit()
+        sequence = make_sequence(gateway, stream)
+        for _ in range(length):
+            gateway.clock.advance(0.02)
+            sequence.say("a", first_scheduled_ns=gateway.clock.now_ns())
+        if index % 2:
+            stream.cancel()
+        else:
+            sequence.end(FinishReason.LENGTH, "bcd")
+    stopped = gateway.submit(stop_strings=("x",))
+    make_sequence(gateway, stopped).say("abxyz")
+    assert gateway.value("headrace_time_to_first_token_seconds")[0] == 5
+    assert gateway.value("headrace_request_queue_time_seconds")[0] == 5
+    tokens_of_each = [3, 1, 5, 5, 3]
+    assert gateway.value("headrace_inter_token_latency_seconds")[0] == sum(tokens_of_each) - 5
+    assert gateway.value("headrace_request_generation_tokens") == (5, sum(tokens_of_each))
+    assert gateway.value("headrace_e2e_request_latency_seconds")[0] == 3
+    assert gateway.ended == {"length": 2, "abort": 2, "stop": 1}
+    assert gateway.value("headrace_requests_started_total") == 5
+    assert gateway.value("headrace_metrics_faults_total") == 0
+    body, content_type = gateway.service.metrics_exposition()
+    assert b"headrace_requests_started_total 5.0" in body
+    assert content_type.startswith("text/plain")
+
+
+def test_what_the_surface_counts_is_shown(gateway):
+    gateway.service.count_http("/v1/models", 200)
+    gateway.service.count_rejection("overloaded")
+    body, _ = gateway.service.metrics_exposition()
+    assert b'headrace_http_requests_total{route="/v1/models",status="200"} 1.0' in body
+    assert b'headrace_admission_rejections_total{code="overloaded"} 1.0' in body

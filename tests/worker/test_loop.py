@@ -303,6 +303,18 @@ def test_at_the_end_every_request_gets_an_error_that_says_so():
     assert not worker.scheduler.has_work
 
 
+def test_a_draining_worker_refuses_new_requests_and_ends_with_the_others():
+    worker = Worker()
+    worker.send(request(1, max_tokens=30))
+    worker.step(3)
+    worker.loop.is_draining = True
+    worker.send(request(2))
+    worker.loop.run(lambda: False)
+    worker.collect()
+    assert worker.ends(1) == [(FinishReason.LENGTH, "")]
+    assert worker.ends(2) == [(FinishReason.ERROR, "draining")]
+
+
 def test_run_ends_when_told():
     worker = Worker()
     worker.send(request(1))

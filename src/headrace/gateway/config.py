@@ -33,7 +33,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_queued_prompt_tokens: int = 1_000_000  # of requests that have shown no token yet
     keep_alive_seconds: float = 75.0  # how long an idle connection is kept: longer than what proxies keep theirs
     listen_backlog: int = 1024  # connections not yet accepted
-    max_connections: int = 8192  # open at once; more wait in the backlog
     drain_seconds: float = 30.0  # on SIGTERM; the supervisor's message has its own
     progress_timeout_seconds: float = 30.0  # not ready when the worker has shown no sign of life for so long
     http: HttpSettings = HttpSettings()
@@ -54,13 +53,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in ("keep_alive_seconds", "progress_timeout_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} must be greater than 0.")
-        if self.max_connections < self.max_in_flight:
-            raise ConfigurationError(
-                f"max_connections ({self.max_connections}) must be at least max_num_seqs + max_queued_requests "
-                f"({self.max_in_flight}): every request may need a connection of its own."
-            )
 
     @property
     def max_in_flight(self) -> int:
         """Most requests that run or wait."""
         return self.max_num_seqs + self.max_queued_requests
+
+    @property
+    def max_connections(self) -> int:
+        """Most connections open at once: one for each request, and as many again for those to be refused, probes and idle ones."""
+        return max(4096, 2 * self.max_in_flight)

@@ -26,6 +26,11 @@ class ServedModel(msgspec.Struct, frozen=True):
     manifest: Manifest
     simulated: str | None = None
 
+    @property
+    def default_name(self) -> str:
+        """The id for clients when the operator gives none. A simulated model does not pass for the real one."""
+        return self.manifest.name if self.simulated is None else "sim"
+
 
 class PrepareOutcome(msgspec.Struct, frozen=True):
     """What the preparing child prints on its standard output."""

@@ -21,7 +21,7 @@ async def serve(settings: Settings) -> int:
     for orphan in remove_orphans():
         log.info("removed what a dead server left", segment=orphan.name, size_bytes=orphan.size_bytes)
     model = await prepare_in_child(settings)
-    name = settings.model.served_model_name or model.manifest.name
+    name = settings.model.served_model_name or model.default_name
 
     def on_serving(address: str) -> None:
         log.info("serving", model=name, address=address, docs=f"{address}/docs")

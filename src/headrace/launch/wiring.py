@@ -91,7 +91,7 @@ class Wiring:
                 event_doorbell_fds=self._event_bell.fds,
                 status_segment=self._status.name,
                 model_folder=self._model.folder,
-                served_model_name=settings.model.served_model_name,
+                served_model_name=settings.model.served_model_name or self._model.default_name,
                 host=settings.server.host,
                 port=settings.server.port,
                 max_num_seqs=settings.scheduler.max_num_seqs,

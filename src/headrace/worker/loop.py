@@ -28,6 +28,7 @@ HEARTBEAT_SECONDS = 1.0  # longest sleep of an idle worker
 MIN_RETRY_SECONDS = 0.01  # first wait for room in a full event ring, doubled up to the next
 MAX_RETRY_SECONDS = 0.25
 ALL_REQUESTS = 2**63 - 1  # above every request id
+_STOPPING = "The server is stopping. The request may be sent again."
 
 log = get_logger("worker")
 
@@ -61,13 +62,17 @@ class WorkerLoop:
         self._max_failed_steps = max_failed_steps
         self._num_failed_steps = 0  # in a row
         self._retry_seconds = MIN_RETRY_SECONDS
+        self.is_draining = False  # new requests are refused; `run` returns when the others have ended
         self.num_unreadable = 0  # records of gateways that were no valid message
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Work until told to stop. Raises WorkerFailedError, or whatever defect of the scheduler shows itself."""
+        """Work until told to stop, or drained. Raises WorkerFailedError, or whatever defect of the scheduler shows itself."""
         while not is_stopping():
-            if not self.step():
-                self.wait_message()
+            if self.step():
+                continue
+            if self.is_draining and self._outbox.is_empty:
+                return
+            self.wait_message()
 
     def step(self) -> bool:
         """One round. False when there was nothing to compute, so that the caller may wait."""
@@ -131,10 +136,12 @@ class WorkerLoop:
         elif message.reply_ring not in self._outbox.reply_rings:
             self.num_unreadable += 1
             log.error("a message names an event ring that does not exist", reply_ring=message.reply_ring)
-        elif isinstance(message, GenerationRequest):
-            self._scheduler.add(message, now_ns)
-        else:
+        elif not isinstance(message, GenerationRequest):
             self._greet_new_gateway(message, now_ns)
+        elif self.is_draining:
+            self._outbox.add(message.reply_ring, [_stopped_end(message.request_id)], now_ns)
+        else:
+            self._scheduler.add(message, now_ns)
 
     def _greet_new_gateway(self, message: GatewayHello, now_ns: int) -> None:
         """A gateway process began its life: what its predecessor left is cancelled, and it is told this worker's limits."""
@@ -169,22 +176,22 @@ class WorkerLoop:
 
 
 def _as_stopped(event: TokenEvent) -> TokenEvent:
+    """The event with the server's stop as the reason, if it was cancelled."""
     if event.finish_reason is not FinishReason.CANCELLED:
         return event
     return msgspec.structs.replace(
-        event,
-        finish_reason=FinishReason.ERROR,
-        error_code=ErrorCode.DRAINING.value.code,
-        error_message="The server is stopping.",
+        event, finish_reason=FinishReason.ERROR, error_code=ErrorCode.DRAINING.value.code, error_message=_STOPPING
     )
+
+
+def _stopped_end(request_id: int) -> TokenEvent:
+    return _error_end(request_id, ErrorCode.DRAINING, _STOPPING)
 
 
 def _unreadable_end(request_id: int) -> TokenEvent:
-    return TokenEvent(
-        request_id,
-        0,
-        [],
-        finish_reason=FinishReason.ERROR,
-        error_code=ErrorCode.INTERNAL.value.code,
-        error_message="The request was damaged on its way to the model.",
-    )
+    return _error_end(request_id, ErrorCode.INTERNAL, "The request was damaged on its way to the model.")
+
+
+def _error_end(request_id: int, code: ErrorCode, message: str) -> TokenEvent:
+    """The only event of a request that the scheduler never saw."""
+    return TokenEvent(request_id, 0, [], FinishReason.ERROR, code.value.code, message)

@@ -60,15 +60,17 @@ def run_worker(config: WorkerConfig, make_executor: Callable[[], Executor], desc
 
 
 class StopSwitch:
-    """Whether this worker is to stop: told by the supervisor, by SIGTERM, or by the supervisor's end.
+    """Whether this worker is to end: told by the supervisor, by its end, or by signals.
 
-    SIGINT is ignored: a terminal's Ctrl-C reaches every process of the group, and the supervisor decides what it means.
+    SIGTERM drains, a second one stops: a service manager may send it to all processes at once, and streams that the gateway
+    lets end need their worker. SIGINT is ignored: a terminal's Ctrl-C reaches the whole group, and the supervisor decides.
     """
 
     def __init__(self, control: ControlEnd, doorbell: Doorbell) -> None:
         self._control = control
         self._doorbell = doorbell
         self._is_stopping = False
+        self.is_draining = False
 
     def watch_signals(self) -> None:
         """Install the handlers; in the main thread."""
@@ -82,7 +84,8 @@ class StopSwitch:
         return self._is_stopping
 
     def _on_signal(self) -> None:
-        self._is_stopping = True
+        self._is_stopping = self.is_draining
+        self.is_draining = True
         self._doorbell.ring()  # ends a wait that is under way
 
     def _read_control(self) -> None:
@@ -147,7 +150,12 @@ def _live(
     gc.freeze()  # what lives as long as the process need not be looked at again: shorter pauses between steps
     report.write(scheduler.statistics(), clock.now_ns())  # before the greeting: whoever reads it finds a sign of life
     control.send(ChildReady(describe(executor)))
-    loop.run(stop.is_stopping)
+
+    def is_stopping() -> bool:
+        loop.is_draining = stop.is_draining
+        return stop.is_stopping()
+
+    loop.run(is_stopping)
     report.state = WorkerState.STOPPING
     loop.end_all()
     report.write(scheduler.statistics(), clock.now_ns())
