@@ -173,7 +173,7 @@ class ExecutorContract:
         assert third.output == stepper.generate(fresh, 4)
 
     def test_the_block_table_is_read_anew_in_each_step(self, stepper: Stepper, prompt: list[int], expected: list[int]) -> None:
-        """Equal full blocks may be exchanged between steps, the list itself staying the same object."""
+        """INV-14: equal full blocks may be exchanged between steps, the list itself staying the same object."""
         first, second = Story(1, prompt, [0, 1, 2, 3]), Story(2, prompt, [4, 5, 6, 7])
         stepper.step((first, None), (second, None))
         second.block_ids[:2] = first.block_ids[:2]

@@ -185,7 +185,7 @@ def test_a_hit_leaves_the_last_token_to_compute() -> None:
 
 
 def test_uncommitted_blocks_are_not_shared() -> None:
-    """A block becomes shareable only when its tokens were computed and the step was applied."""
+    """INV-11: a block becomes shareable only when its tokens were computed and the step was applied."""
     manager = make_manager()
     first = BlockTable("")
     assert manager.admit(first, [1, 2, 3, 4, 5]) == 0
@@ -210,6 +210,7 @@ def test_equal_prompts_computed_side_by_side_end_up_sharing() -> None:
 
 
 def test_eviction_takes_the_tail_of_the_oldest_first() -> None:
+    """INV-12."""
     manager = make_manager(num_blocks=6)
     old, _ = fill(manager, [1, 2, 3, 4])
     new, _ = fill(manager, [5, 6, 7, 8])

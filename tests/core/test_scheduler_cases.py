@@ -70,7 +70,7 @@ def test_sch_04_pool_for_three_long_replies_and_twelve_requests() -> None:
 
 
 def test_sch_05_pool_for_little_more_than_one_request() -> None:
-    """SCH-05: preemptions are bounded, the oldest is never preempted, and it advances in every step."""
+    """SCH-05, INV-9: preemptions are bounded, the oldest is never preempted, and it advances in every step."""
     driver = Driver(make_spec(num_blocks=12, block_size=4, max_model_len=40), max_num_seqs=8, enable_prefix_caching=False)
     driver.add(*(make_request(i, prompt(i, 10), max_tokens=30) for i in range(6)))
     while driver.scheduler.has_work:
@@ -86,7 +86,7 @@ def test_sch_05_pool_for_little_more_than_one_request() -> None:
 
 
 def test_sch_07_preempted_before_newcomers_of_equal_priority() -> None:
-    """SCH-07: while newcomers keep coming, whoever was preempted runs again before any of them is admitted."""
+    """SCH-07, INV-16: while newcomers keep coming, whoever was preempted runs again before any of them is admitted."""
     driver = Driver(make_spec(num_blocks=10, block_size=4, max_model_len=40), max_num_seqs=4, enable_prefix_caching=False)
     driver.add(*(make_request(i, prompt(i, 12), max_tokens=24) for i in range(2)))
     while not driver.scheduler.statistics().num_preemptions:
@@ -214,8 +214,28 @@ def test_met_05_preemption_is_counted_once_and_leaves_the_first_token_time_alone
     assert_as_alone(driver)
 
 
+def test_admission_leaves_a_block_for_each_running_sequence() -> None:
+    """Otherwise the newcomer would be preempted as soon as the running one crosses into its next block."""
+    driver = Driver(make_spec(num_blocks=4, block_size=4), max_num_seqs=2, enable_prefix_caching=False)
+    driver.add(*(make_request(i, prompt(i, 8), max_tokens=4) for i in range(2)))
+    driver.run()
+    assert driver.scheduler.statistics().num_preemptions == 0
+    assert_as_alone(driver)
+
+
+def test_coming_back_from_preemption_is_no_prefix_query() -> None:
+    """It may find its own blocks, but the hit rate tells of prompts that arrive."""
+    driver = Driver(make_spec(num_blocks=10, block_size=4, max_model_len=32), max_num_seqs=2)
+    driver.add(make_request(0, prompt(0, 11), max_tokens=12), make_request(1, prompt(1, 11), max_tokens=12))
+    driver.run()
+    statistics = driver.scheduler.statistics()
+    assert statistics.num_preemptions > 0
+    assert (statistics.num_prefix_query_tokens, statistics.num_prefix_hit_tokens) == (22, 0)
+    assert_as_alone(driver)
+
+
 def test_a_prompt_never_makes_a_stream_wait() -> None:
-    """Rows that draw from a single token come first, in every step, however long the prompts beside them."""
+    """INV-15: rows that draw from a single token come first, in every step, however long the prompts beside them."""
     driver = Driver(make_spec(num_blocks=200), max_num_seqs=4, max_num_batched_tokens=8)
     driver.add(make_request(0, max_tokens=40), make_request(1, prompt(1, 100)), make_request(2, prompt(2, 100)))
     driver.run()
@@ -342,6 +362,7 @@ def test_a_prompt_that_is_not_one_ends_with_an_error(bad_prompt: list[int]) -> N
 
 
 def test_a_failed_row_ends_its_request_alone() -> None:
+    """INV-17."""
     driver = Driver()
     driver.executor.failing[1] = StepFailure("execution_failed", "not a number")
     driver.add(*(make_request(i, prompt(i, 9)) for i in range(3)))

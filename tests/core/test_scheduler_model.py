@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel_in_flight(self, data: st.DataObject) -> None:
-        """Between schedule and execute: the row is still computed, in memory that nobody else gets, and its token dropped."""
+        """INV-13, between schedule and execute: the row is computed, in memory nobody else gets; its token is dropped."""
         plan = self.driver.schedule()
         if not plan.rows:
             return
@@ -128,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def fail_step(self) -> None:
-        """A step that fails ends its rows' requests; the others live on."""
+        """INV-17: a step that fails ends its rows' requests; the others live on."""
         plan = self.driver.schedule()
         if not plan.rows:
             return

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import pytest
+from tests.contracts.executor_contract import Stepper, Story
 from tokenizers import Tokenizer
 
 from headrace.executors.openvino_paged import OpenVINOExecutor
@@ -30,8 +33,10 @@ GREEDY = SamplingParams(temperature=0.0)
 Outputs = list[list[int]]
 
 
-def request(request_id: int, prompt: list[int], sampling: SamplingParams = GREEDY) -> GenerationRequest:
-    stopping = StopConditions(max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+def request(
+    request_id: int, prompt: list[int], sampling: SamplingParams = GREEDY, num_tokens: int = NUM_OUTPUT_TOKENS
+) -> GenerationRequest:
+    stopping = StopConditions(max_tokens=num_tokens, ignore_eos=True)
     return GenerationRequest(request_id, "", 0, prompt, sampling, stopping, 0, 0, "", 0, "")
 
 
@@ -60,6 +65,7 @@ def together(
     *,
     budget: int = 512,
     num_blocks: int | None = None,
+    num_tokens: int = NUM_OUTPUT_TOKENS,
     rounds: int = 1,
     caching: bool = False,
 ) -> tuple[Outputs, SchedulerStatistics]:
@@ -67,7 +73,8 @@ def together(
     spec = replace(executor.spec, num_blocks=num_blocks or executor.spec.num_blocks)
     scheduler = Scheduler(SchedulerConfig(NUM_PROMPTS, budget, 1024, enable_prefix_caching=caching), spec)
     for number in range(rounds):
-        outputs = run(scheduler, executor, [request(number * 1000 + i, prompt) for i, prompt in enumerate(prompts)])
+        requests = [request(1000 * number + i, prompt, num_tokens=num_tokens) for i, prompt in enumerate(prompts)]
+        outputs = run(scheduler, executor, requests)
     return outputs, scheduler.statistics()
 
 
@@ -97,6 +104,25 @@ def alone(executor: OpenVINOExecutor, prompts: list[list[int]]) -> Outputs:
     return [together(executor, [prompt])[0][0] for prompt in prompts]
 
 
+def test_logits_are_the_same_bits(executor: OpenVINOExecutor, prompts: list[list[int]]) -> None:
+    """DET-04, SCH-10: whole, in chunks, one token alone, one beside fifteen others; this decides the rest."""
+
+    def logits(*rows: tuple[Story, int | None]) -> npt.NDArray[np.float32]:
+        Stepper(executor).step(*rows)
+        return executor._scores().logits[-1].copy()
+
+    prompt = prompts[-1]
+    whole = logits((Story(1, prompt, range(6)), None))
+    chunked, single, beside = (Story(2 + i, prompt, range(6 * i, 6 * i + 6)) for i in range(3))
+    while len(prompt) - chunked.num_computed > 16:
+        Stepper(executor).step((chunked, 16))
+    assert (logits((chunked, None)) == whole).all()
+    Stepper(executor).step((single, len(prompt) - 1), (beside, len(prompt) - 1))
+    assert (logits((single, None)) == whole).all()
+    others = [(Story(10 + i, prompts[1][i:], [20 + i]), None) for i in range(15)]
+    assert (logits(*others, (beside, None)) == whole).all()
+
+
 @pytest.mark.parametrize("budget", [16, 512])
 def test_in_a_batch_and_in_chunks(executor: OpenVINOExecutor, prompts: list[list[int]], alone: Outputs, budget: int) -> None:
     """DET-04, SCH-10: sixteen at once, in steps of at most 16 and 512 tokens."""
@@ -114,11 +140,15 @@ def test_on_a_prefix_cache_hit(executor: OpenVINOExecutor, prompts: list[list[in
 
 
 def test_after_forced_preemption(executor: OpenVINOExecutor, prompts: list[list[int]], alone: Outputs) -> None:
-    """DET-04: a pool for a third of them; what is preempted is computed anew and goes on as before."""
-    outputs, counted = together(executor, prompts, num_blocks=22)
-    assert counted.num_preemptions > 0
+    """DET-04: a pool that four may enter and in which three cannot end; what is preempted is computed anew and goes on."""
+    four, block_size = prompts[:4], executor.spec.block_size
+    num_blocks = sum(-(-len(prompt) // block_size) for prompt in four) + len(four) - 1
+    outputs, counted = together(executor, four, num_blocks=num_blocks, num_tokens=3 * block_size // 2)
+    undisturbed, not_counted = together(executor, four, num_tokens=3 * block_size // 2)
+    assert counted.num_preemptions > not_counted.num_preemptions == 0
     assert counted.num_recomputed_tokens > 0
-    assert outputs == alone
+    assert outputs == undisturbed
+    assert [output[:NUM_OUTPUT_TOKENS] for output in outputs] == alone[:4]
 
 
 def test_a_seed_alone_and_beside_others(executor: OpenVINOExecutor, prompts: list[list[int]]) -> None:

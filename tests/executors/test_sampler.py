@@ -6,8 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.executors.sampling_rows import plain_sample, sampling_row, scores_of
 
-from headrace.executors.inverse_cdf import MAX_SORTED
+from headrace.executors.inverse_cdf import MAX_SORTED, Draws, draw_from_all
 from headrace.executors.sampler import Sampler, Scores
+from headrace.executors.uniform import uniform
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.sampling import MAX_SEED
 from headrace.protocol.step import StepRow
@@ -106,6 +107,38 @@ def test_selection_by_mass_finds_what_sorting_finds(logits: np.ndarray, sampling
     expected, slack = plain_sample(logits, row)
     assume(slack > BORDER)
     assert Sampler(len(logits)).sample([row], without_short_list(scores_of(logits[None])))[0] == {1: expected}
+
+
+@pytest.mark.parametrize("error", [-5e-5, 5e-5])
+def test_a_draw_on_the_border_goes_over_all_logits(error: float) -> None:
+    """Where the graph's normaliser, wrong in its last digits, could move the border across the draw."""
+    logits = np.array([1.0, 0.5, 0.0, -0.5], np.float32)
+    masses = np.exp(logits.astype(np.float64))
+    border = masses[0] / masses.sum()
+    near = [seed for seed in range(200_000) if abs(uniform(seed, 1) - border) < 2e-5]
+    assert {uniform(seed, 1) < border for seed in near} == {True, False}
+    scores = scores_of(logits[None], top_k=2)
+    scores = Scores(scores.logits, scores.top_values, scores.top_indices, scores.log_normalizer + np.float32(error))
+    for seed in near:
+        sampler = Sampler(4)
+        assert sampler.sample([sampling_row(seed=seed)], scores)[0][1] == int(uniform(seed, 1) > border)
+        assert sampler.num_full_rows == 1
+
+
+def test_a_nucleus_that_is_full_takes_no_more() -> None:
+    """top_p 0.5 of two equals is the first of them."""
+    logits = np.array([2.0, 2.0, -np.inf], np.float32)
+    assert {sample_one(logits, sampling_row(seed=seed, top_p=0.5)) for seed in range(30)} == {0}
+
+
+def test_rounding_never_leads_to_a_token_without_mass() -> None:
+    """The greatest number that can be drawn, times a sum, may be more than the same terms add up to in another order."""
+    random = np.random.default_rng(0)
+    top = Draws(np.ones(1), np.ones(1), np.zeros(1, np.int64), np.zeros(1), np.full(1, np.nextafter(1.0, 0.0)))
+    for _ in range(100):
+        logits = random.standard_normal(3000).astype(np.float32) * 3
+        logits[random.random(3000) < 0.5] = -np.inf
+        assert logits[draw_from_all(logits, top)] > -np.inf
 
 
 def test_frequencies_are_the_models_probabilities() -> None:

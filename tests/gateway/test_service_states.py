@@ -1,6 +1,7 @@
 """Whatever happens in whatever order, a stream has exactly one last delta, and nothing is left over (one terminal event)."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,7 @@ from headrace.protocol.errors import RequestError
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import CancelRequest, EventBatch, GatewayHello, GenerationRequest, TokenEvent, Usage
 
+TEXTS = st.sampled_from(["a", "b", "ab", "c", "é", ""])
 ENDS = st.sampled_from(list(FinishReason))
 
 
@@ -30,11 +32,11 @@ class _Reader:
 
 class GatewayMachine(RuleBasedStateMachine):
     streams = Bundle("streams")
-    tokenizer = None  # set by the fixture below
-    make = None
+    make = None  # set by the test below, as is:
+    seen = None  # a Counter of situations that came about, over all runs
 
-    @initialize()
-    def start(self):
+    @initialize(target=streams, num_streams=st.integers(0, 5))
+    def start(self, num_streams):
         self.gateway = type(self).make(max_in_flight=6)
         self.loop = asyncio.new_event_loop()
         self.epoch = 1
@@ -42,12 +44,17 @@ class GatewayMachine(RuleBasedStateMachine):
         self.worker = {}  # request id -> tokens sent, of the live worker
         self.num_read = 0  # of the request ring
         self.held = []  # events that the worker has made and not published
+        self.said = {}  # request id -> all bytes that its worker made
         self.readers = []
         self.num_submitted = 0
+        return multiple(*[self.submit(stops=("ba",) if number % 2 else (), prompt="xy") for number in range(num_streams)])
 
     def teardown(self):
         if not hasattr(self, "gateway"):
             return
+        self.seen.update({reason: count for reason, count in self.gateway.ended.items() if reason != "error"})
+        self.seen["broken"] += self.gateway.service.demux.num_broken_sequences
+        self.seen["stale"] += self.gateway.service.num_stale_messages
         self.gateway.service.end_all()
         for reader in self.readers:
             self._read(reader)
@@ -62,16 +69,17 @@ class GatewayMachine(RuleBasedStateMachine):
     # The client.
 
     @rule(target=streams, stops=st.sampled_from([(), ("ba",), ("c",)]), prompt=st.sampled_from(["x", "xyz"]))
+    def ask(self, stops, prompt):
+        return self.submit(stops, prompt)
+
     def submit(self, stops, prompt):
         try:
             stream = self.gateway.submit(prompt, stop_strings=stops)
         except RequestError:
-            assert (
-                not self.is_worker_up
-                or self.gateway.service.num_running == 6
-                or self.gateway.service.outbound.num_waiting
-                or (len(self.gateway.ring.messages) >= self.gateway.ring.room)
-            )
+            ring = self.gateway.ring
+            is_full = self.gateway.service.num_running == 6 or len(ring.messages) >= ring.room
+            assert is_full or not self.is_worker_up
+            self.seen["refused"] += 1
             return multiple()
         self.num_submitted += 1
         reader = _Reader(stream)
@@ -96,16 +104,18 @@ class GatewayMachine(RuleBasedStateMachine):
 
     # The worker.
 
-    @rule(texts=st.lists(st.sampled_from(["a", "b", "ab", "c", "é"]), min_size=1, max_size=3), end=ENDS, ends=st.booleans())
-    def speak(self, texts, end, ends):
+    @rule(turns=st.lists(st.tuples(st.integers(0, 5), TEXTS, st.none() | ENDS), min_size=1, max_size=8), publishes=st.booleans())
+    def speak(self, turns, publishes):
+        """A step or two: tokens of some sequences, the end of some."""
         self._take_requests()
-        if self.worker and self.is_worker_up:
-            request_id = sorted(self.worker)[len(texts) % len(self.worker)]
-            for number, text in enumerate(texts):
-                is_last = ends and number == len(texts) - 1
-                self._emit(request_id, list(text.encode()), end if is_last else None)
-            if ends:
-                del self.worker[request_id]
+        for number, text, end in turns:
+            if self.worker and self.is_worker_up:
+                request_id = sorted(self.worker)[number % len(self.worker)]
+                self._emit(request_id, list(text.encode()), end)
+                if end is not None:
+                    del self.worker[request_id]
+        if publishes:
+            self._publish(self.epoch)
 
     @rule()
     def publish(self):
@@ -127,14 +137,18 @@ class GatewayMachine(RuleBasedStateMachine):
 
     @rule()
     def say_something_stale(self):
+        self._take_requests()
+        running = self.gateway.service.num_running
         for request_id in list(self.worker):
             self.gateway.deliver(EventBatch(self.epoch - 1, 1, [TokenEvent(request_id, 0, [1, 2], FinishReason.LENGTH)]))
+        assert self.gateway.service.num_running == running
 
-    @rule(late=st.booleans(), greets_first=st.booleans())
-    def worker_dies(self, late, greets_first):
-        if self.is_worker_up:
+    @rule(late=st.booleans(), greets_first=st.booleans(), happens=st.sampled_from([True, False, False]))
+    def worker_dies(self, late, greets_first, happens):
+        if self.is_worker_up and happens:
             if not late:
                 self._publish(self.epoch)
+            self.seen["lost with a worker"] += self.gateway.service.num_running
             message = WorkerExited(self.epoch, "killed", 0.5)
             self.held, self.worker = [], {}
             if greets_first:  # the next life is up before the supervisor's word came
@@ -143,6 +157,7 @@ class GatewayMachine(RuleBasedStateMachine):
             else:
                 self.gateway.service.worker_exited(message)
                 self.is_worker_up = False
+            assert self.gateway.service.num_running == 0
 
     @rule()
     def worker_starts(self):
@@ -150,15 +165,19 @@ class GatewayMachine(RuleBasedStateMachine):
             self.gateway.service.worker_started(WorkerStarted(self.epoch + 1, 1))
             self._next_life()
 
-    @rule(room=st.integers(0, 4))
+    @rule(room=st.sampled_from([0, 2, 50, 50]))
     def make_room(self, room):
         self.gateway.ring.room = len(self.gateway.ring.messages) + room
 
-    @rule(whole=st.booleans())
-    def ring_breaks(self, whole):
+    @rule(whole=st.booleans(), happens=st.sampled_from([True, False, False, False]))
+    def ring_breaks(self, whole, happens):
+        if not happens:
+            return
         lost = RingCorrupt("x") if whole else ChannelError("x", ring=0, num_undecodable=1, request_id=None)
         self.held = []
+        self.seen["lost with the ring"] += self.gateway.service.num_running
         self.gateway.deliver(lost)
+        assert self.gateway.service.num_running == 0
 
     @invariant()
     def accounts_agree(self):
@@ -189,6 +208,7 @@ class GatewayMachine(RuleBasedStateMachine):
 
     def _emit(self, request_id, ids, finish):
         index = self.worker[request_id]
+        self.said[request_id] = self.said.get(request_id, b"") + bytes(ids)
         self.worker[request_id] = index + len(ids)
         code = "execution_failed" if finish is FinishReason.ERROR else ""
         usage = None if finish is None else Usage(1, index + len(ids))
@@ -205,6 +225,8 @@ class GatewayMachine(RuleBasedStateMachine):
             delta = self.loop.run_until_complete(reader.stream.next_delta())
             reader.text += delta.text
             reader.num_tokens += delta.num_tokens
+            said = self.said.get(reader.stream.request_id, b"").decode(errors="ignore")
+            assert said.startswith(reader.text)
             assert not (delta.error and (delta.text or delta.finish_reason))
             if delta.error is not None or delta.finish_reason is not None:
                 reader.last = delta
@@ -222,7 +244,10 @@ class GatewayMachine(RuleBasedStateMachine):
 def test_every_stream_has_exactly_one_last_delta(make_gateway):
     class Machine(GatewayMachine):
         make = staticmethod(make_gateway)
+        seen = Counter()
 
     case = Machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=300, stateful_step_count=40, deadline=None, derandomize=True)
     case().runTest()
+    wanted = ("stop", "length", "abort", "deadline", "broken", "stale", "refused", "lost with a worker", "lost with the ring")
+    assert {situation: Machine.seen[situation] for situation in wanted if Machine.seen[situation] < 3} == {}

@@ -135,7 +135,7 @@ def write_gguf(path: Path, model: Tiny, *, quantization: str = "F32") -> Path:
     writer.add_layer_norm_rms_eps(model.epsilon)
     writer.add_rope_freq_base(model.theta)
     for key, value in model.gguf_keys.items():
-        full = key if key.startswith("general.") else f"{model.arch}.{key}"
+        full = key if key.startswith(("general.", "split.")) else f"{model.arch}.{key}"
         if isinstance(value, str):
             writer.add_string(full, value)
         elif isinstance(value, int):

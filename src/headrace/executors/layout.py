@@ -35,9 +35,9 @@ class PagedLayout:
     """Lays out plans for a pool of `num_blocks` blocks and a vocabulary of `vocab_size` tokens.
 
     The storage has one block more: where a plan has a single token, a filler row of one token that no one reads is computed
-    there beside it. Matrix products of one row take another way through the device's library than those of several, and their
-    last bits differ; quantized activations make much of it (0.6 in a logit of the default model). With two rows or more, a
-    row's logits are the same bits whatever else is in the step, and the second row costs next to nothing.
+    there beside it. Products of one row take another way through the device's library than those of several, and their last
+    bits differ; where activations are quantized on the way, that grows to 0.6 in a logit of the default model. With the filler,
+    a row's logits over int8 weights are the same bits whatever else is in the step, and a second row costs next to nothing.
 
     Everything that the device would use as an address is checked here: a wrong block or token id would otherwise read or
     write foreign memory without any error.

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from headrace.protocol.manifest import Manifest
 from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.step import StepPlan, StepResult
 
-KvPrecision = Literal["auto", "f32", "f16", "bf16", "u8"]
+KvPrecision = Literal["auto", "f32", "f16", "u8"]  # bf16 would need all arithmetic in bf16
 BlockCount = int | Callable[[int], int]
 
 _STEP_INPUTS = (
@@ -40,7 +40,7 @@ _STEP_INPUTS = (
     names.SAMPLED_TOKENS_INDICES,
 )
 _OUTPUTS = (names.LOGITS, names.TOP_VALUES, names.TOP_INDICES, names.LOG_NORMALIZER)
-_ALIGNMENT = 4096  # each cache tensor begins on a memory page of its own
+_PAGE_BYTES = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,18 @@ class OpenVINOExecutor:
         `num_blocks`: how many blocks, or a function from the bytes of one block to that number; it is called when the model is
         in memory, so that it may look at what is free. `kv_precision` auto: what the device likes (u8 on a CPU).
         `max_num_threads` None: every core that the process may use.
-        Raises ModelError for a graph that breaks the agreement or does not compile, ConfigurationError for a pool too small.
+        Raises ModelError for a graph that breaks the agreement or does not compile, ConfigurationError for a pool too small or
+        a precision that is not offered.
         """
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
             "ENABLE_CPU_PINNING": pin_threads,
         }
+        if kv_precision not in get_args(KvPrecision):
+            raise ConfigurationError(
+                f"A KV cache of {kv_precision} is not offered here; choose one of {', '.join(get_args(KvPrecision))}."
+            )
         if kv_precision != "auto":
             properties["KV_CACHE_PRECISION"] = kv_precision
         if max_num_threads is not None:
@@ -178,7 +183,7 @@ class OpenVINOExecutor:
         num_blocks = self._layout.num_storage_blocks
         for port in ports:
             num_bytes = port.bytes_per_block * num_blocks
-            pages = mmap.mmap(-1, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+            pages = mmap.mmap(-1, -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             storage = np.frombuffer(pages, np.uint8, num_bytes)
             shape = [num_blocks, *port.block_shape]
             self._storage.append(storage)
@@ -204,7 +209,7 @@ class OpenVINOExecutor:
 
 def _check_graph(model: Any) -> None:
     """Raise ModelError unless the graph has the agreed inputs and outputs."""
-    inputs = {port.get_any_name() for port in model.inputs}
+    inputs = {min(port.get_names(), default="an input without a name") for port in model.inputs}
     caches = {name for name in inputs if name.startswith((names.KEY_CACHE_PREFIX, names.VALUE_CACHE_PREFIX))}
     num_layers = len(caches) // 2
     expected = {

@@ -61,5 +61,5 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def max_connections(self) -> int:
-        """Most connections open at once: one for each request, and as many again for those to be refused, probes and idle ones."""
+        """Most connections open at once: one for each request, and as many again for refused ones, probes and idle ones."""
         return max(4096, 2 * self.max_in_flight)

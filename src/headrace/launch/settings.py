@@ -76,7 +76,7 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.3
     kv_cache_precision: Annotated[
-        Literal["auto", "u8", "f16", "bf16", "f32"], Meta(description="Precision of the KV cache. auto: what suits the device.")
+        Literal["auto", "u8", "f16", "f32"], Meta(description="Precision of the KV cache. auto: what suits the device.")
     ] = "auto"
     prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prompt beginnings.")] = True
 

@@ -3,9 +3,11 @@
 Owns: the huggingface_hub package. Runs in: launch, before serving. Must not know: what is done with the files.
 """
 
+import fnmatch
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headrace.models.architecture import config_from_huggingface
 from headrace.models.huggingface_folder import read_json
@@ -14,6 +16,8 @@ from headrace.protocol.errors import ModelError
 SMALL_FILES = ("*.json", "*.jinja")
 IR_FILES = ("openvino_model.xml", "openvino_model.bin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,95})?")
+REFUSALS = (401, 403, 404)
+Answer = TypeVar("Answer")
 
 
 class HubClient(Protocol):
@@ -23,8 +27,8 @@ class HubClient(Protocol):
         """Paths of all files."""
         ...
 
-    def download(self, repository: str, revision: str | None, patterns: list[str]) -> Path:
-        """A local folder with the files whose path matches a pattern."""
+    def download(self, repository: str, revision: str | None, files: list[str]) -> Path:
+        """A local folder with these files."""
         ...
 
 
@@ -38,18 +42,21 @@ def fetch(model: str, client: HubClient | None = None) -> Path:
 
     Raises ModelError when the Hub cannot be reached, has no such model, or the model must be converted first.
     """
-    repository, _, revision = model.partition("@")
+    repository, _, named = model.partition("@")
+    revision = named or None
     client = client or _Hub()
-    files = [name for name in client.list_files(repository, revision or None) if "/" not in name]
+    files = [name for name in client.list_files(repository, revision) if "/" not in name]
+    small = [name for name in files if any(fnmatch.fnmatch(name, pattern) for pattern in SMALL_FILES)]
+    weights = [name for name in files if name.endswith(".safetensors")]
     if all(name in files for name in IR_FILES):
-        return client.download(repository, revision or None, [*SMALL_FILES, *IR_FILES])
-    if "config.json" in files and any(name.endswith(".safetensors") for name in files):
-        small = client.download(repository, revision or None, list(SMALL_FILES))
+        return client.download(repository, revision, [*small, *IR_FILES])
+    if weights and "config.json" in files:
+        folder = client.download(repository, revision, small)
         try:
-            config_from_huggingface(read_json(small / "config.json"), f"{repository}/config.json")
+            config_from_huggingface(read_json(folder / "config.json"), f"{repository}/config.json")
         except ModelError as error:  # known before gigabytes are fetched
             raise ModelError(f"{error.message} {_conversion(repository)}") from error
-        return client.download(repository, revision or None, [*SMALL_FILES, "*.safetensors"])
+        return client.download(repository, revision, [*small, *weights])
     if any(name.endswith(".gguf") for name in files):
         raise ModelError(f"{repository} holds .gguf files: download the one you want and name its path.")
     raise ModelError(f"{repository} holds no model that can be served as it is. {_conversion(repository)}")
@@ -65,35 +72,38 @@ class _Hub:
 
     def list_files(self, repository: str, revision: str | None) -> list[str]:
         from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
-            return list(HfApi().list_repo_files(repository, revision=revision))
-        except (HfHubHTTPError, OSError, RuntimeError) as error:
-            if getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404):
-                raise _refused(repository, error) from error
-            unreachable = error
-        try:
-            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-        except (LocalEntryNotFoundError, OSError):
-            raise _unreachable(repository, unreachable) from unreachable
+            return list(_asked(repository, lambda: HfApi().list_repo_files(repository, revision=revision)))
+        except _UnreachableError as unreachable:
+            try:
+                folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+            except (LocalEntryNotFoundError, OSError):
+                raise unreachable from None
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
-    def download(self, repository: str, revision: str | None, patterns: list[str]) -> Path:
+    def download(self, repository: str, revision: str | None, files: list[str]) -> Path:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        return Path(_asked(repository, lambda: snapshot_download(repository, revision=revision, allow_patterns=files)))
 
 
-def _refused(repository: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"the Hub has no model {repository} that you may read ({type(error).__name__}); check the name, or set HF_TOKEN when "
-        "it is private or gated."
-    )
+class _UnreachableError(ModelError):
+    """No answer, as opposed to a refusal."""
 
 
-def _unreachable(repository: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"{repository}: the Hugging Face Hub cannot be reached ({type(error).__name__}) and nothing of the model was fetched "
-        "before. Name a local folder or a .gguf file instead, or set HF_ENDPOINT to a mirror."
-    )
+def _asked(repository: str, question: Callable[[], Answer]) -> Answer:
+    try:
+        return question()
+    except Exception as error:  # noqa: BLE001 the kinds depend on the transport that the package uses; none may escape unread
+        kind = type(error).__name__
+        if getattr(getattr(error, "response", None), "status_code", None) in REFUSALS:
+            raise ModelError(
+                f"the Hub has no model {repository} that you may read ({kind}); check the name, or set HF_TOKEN when it is "
+                "private or gated."
+            ) from error
+        raise _UnreachableError(
+            f"{repository}: the Hugging Face Hub cannot be reached ({kind}). Name a local folder or a .gguf file instead, "
+            "or set HF_ENDPOINT to a mirror."
+        ) from error

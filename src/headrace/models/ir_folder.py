@@ -70,6 +70,7 @@ def _sampled_logits(model: ov.Model) -> tuple[Node, list[Node]]:
     """
     wanted = ops.parameter([-1], np.int32, name=names.SAMPLED_TOKENS_INDICES)
     wanted.output(0).set_names({names.SAMPLED_TOKENS_INDICES})
+    model.add_parameters([wanted])
     result = next(node for node in model.get_results() if names.LOGITS in node.output(0).get_names() or len(model.outputs) == 1)
     logits = result.input_value(0)
     logits.get_tensor().set_names(set())
@@ -86,4 +87,4 @@ def _sampled_logits(model: ov.Model) -> tuple[Node, list[Node]]:
         picked = logits.get_node()
     else:
         picked = ops.gather(logits, wanted, axis)
-    return picked, [*model.get_parameters(), wanted]
+    return picked, list(model.get_parameters())

@@ -104,11 +104,9 @@ class Scheduler:
         while (overdue := self._deadlines.first_due(now_ns)) is not None:
             self._finish(overdue, FinishReason.DEADLINE)
         draft = StepDraft(self._counters.num_steps, self._config.max_num_batched_tokens)
-        num_preemptions_before = self._counters.num_preemptions
         self._plan_single_tokens(draft)
         self._plan_chunks(draft)
-        if self._counters.num_preemptions == num_preemptions_before:  # else what was just taken would be asked for again
-            self._admit(draft, now_ns)
+        self._admit(draft, now_ns)
         if not draft.sequences:
             if self._live:
                 raise RuntimeError(f"a step without rows although there is work: {self.statistics()}")

@@ -10,6 +10,7 @@ import codecs
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from headrace.text.marker_guard import MarkerGuard
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
+_WORD_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "Pc"})
 _WHITE_SPACE = re.compile(r"\s*")
 
 # What a token adds to a text: a string where its bytes are whole characters, else the bytes.
@@ -38,12 +40,15 @@ class TextTokenizer:
         self._leading_mark = _take_over_leading_mark(library)
         self._vocab_size = _true_vocab_size(library)
         added = library.get_added_tokens_decoder()
+        plain = [token.content for token in added.values() if token.content and not token.special]
+        self._unmarked = (" ", self._leading_mark or " ", *plain)  # texts that begin with one of these get no mark
         self.special_tokens: dict[str, int] = {token.content: i for i, token in added.items() if token.special}
         self._strips = {
             token.content: (token.lstrip, token.rstrip)
             for token in added.values()
             if token.special and (token.lstrip or token.rstrip)
         }
+        self._single_words = frozenset(token.content for token in added.values() if token.special and token.single_word)
         self._markers = _marker_pattern([token for token in added.values() if token.content])
         self._prefix, self._suffix = _surroundings(library, bos_token_id, add_bos_token)
         decoding = _Decoding.of(library)
@@ -101,6 +106,8 @@ class TextTokenizer:
             token_id = self.special_tokens.get(match.group())
             if token_id is None or match.start() < start:
                 continue  # a longer plain token around a marker's text; or white space that the marker before has swallowed
+            if match.group() in self._single_words and _touches_word(text, match.start(), match.end()):
+                continue
             stretch = text[start : match.start()]
             start = match.end()
             if match.group() in self._strips:
@@ -122,12 +129,14 @@ class TextTokenizer:
             if isinstance(part, int):
                 ids.append(part)
                 continue
+            if not part:
+                continue
             text = part
-            if index == 0 and self._leading_mark and text and text[0] not in (" ", self._leading_mark):
+            if index == 0 and self._leading_mark and not text.startswith(self._unmarked):
                 text = self._leading_mark + text
             try:
                 ids.extend(self._library.encode(text, add_special_tokens=False).ids)
-            except UnicodeEncodeError as error:
+            except TypeError as error:  # what the library says of text that has no UTF-8
                 raise RequestError("The text holds half a surrogate pair, which is not a character.") from error
         return ids
 
@@ -222,9 +231,13 @@ def _marker_pattern(added: Sequence[tokenizers.AddedToken]) -> re.Pattern[str] |
     if not special:
         return None
     ordered = sorted([*special, *holding], key=lambda token: -len(token.content))
-    return re.compile(
-        "|".join(rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in ordered)
-    )
+    return re.compile("|".join(re.escape(token.content) for token in ordered))
+
+
+def _touches_word(text: str, start: int, end: int) -> bool:
+    """Whether a word goes on before `start` or after `end`. Words are what they are to the library."""
+    beside = text[max(start - 1, 0) : start] + text[end : end + 1]
+    return any(c in ("\u200c", "\u200d") or unicodedata.category(c) in _WORD_CATEGORIES for c in beside)
 
 
 def _surroundings(library: tokenizers.Tokenizer, bos_token_id: int | None, add_bos_token: bool) -> tuple[list[int], list[int]]:
