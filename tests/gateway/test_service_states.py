@@ -104,7 +104,9 @@ class GatewayMachine(RuleBasedStateMachine):
 
     # The worker.
 
-    @rule(turns=st.lists(st.tuples(st.integers(0, 5), TEXTS, st.none() | ENDS), min_size=1, max_size=8), publishes=st.booleans())
+    @rule(
+        turns=st.lists(st.tuples(st.integers(0, 5), TEXTS, st.none() | ENDS), min_size=1, max_size=8), publishes=st.booleans()
+    )
     def speak(self, turns, publishes):
         """A step or two: tokens of some sequences, the end of some."""
         self._take_requests()
@@ -153,6 +155,7 @@ class GatewayMachine(RuleBasedStateMachine):
             self.held, self.worker = [], {}
             if greets_first:  # the next life is up before the supervisor's word came
                 self._next_life()
+                assert self.gateway.service.num_running == 0
                 self.gateway.service.worker_exited(message)
             else:
                 self.gateway.service.worker_exited(message)
@@ -244,8 +247,8 @@ class GatewayMachine(RuleBasedStateMachine):
 def test_every_stream_has_exactly_one_last_delta(make_gateway):
     class Machine(GatewayMachine):
         make = staticmethod(make_gateway)
-        seen = Counter()
 
+    Machine.seen = Counter()
     case = Machine.TestCase
     case.settings = settings(max_examples=300, stateful_step_count=40, deadline=None, derandomize=True)
     case().runTest()

@@ -234,7 +234,7 @@ class GatewayService:
         return len(messages)
 
     def _on_batch(self, batch: EventBatch, now_ns: int) -> None:
-        if True:
+        if batch.epoch == self._worker.epoch:
             self._demux.take(batch, now_ns)
         else:
             self.num_stale_messages += 1
