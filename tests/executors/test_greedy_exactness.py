@@ -1,6 +1,6 @@
 """Greedy output of the default model does not depend on how it is computed: alone or together, in whatever chunks, on a
-prefix-cache hit, after a preemption. With a KV cache of float32; for u8, whose blocks are quantized as they fill, agreement
-is measured. Real scheduler, real executor."""
+prefix-cache hit, after a preemption. With KV cache and activations in float32; for what is served by default, which quantizes
+both, agreement is measured. Real scheduler, real executor."""
 
 import argparse
 import statistics
@@ -66,16 +66,12 @@ def together(
     budget: int = 512,
     num_blocks: int | None = None,
     num_tokens: int = NUM_OUTPUT_TOKENS,
-    rounds: int = 1,
-    caching: bool = False,
 ) -> tuple[Outputs, SchedulerStatistics]:
-    """Outputs of the last round, and what the scheduler counted."""
+    """Outputs of the prompts run at once, and what the scheduler counted. Without a prefix cache."""
     spec = replace(executor.spec, num_blocks=num_blocks or executor.spec.num_blocks)
-    scheduler = Scheduler(SchedulerConfig(NUM_PROMPTS, budget, 1024, enable_prefix_caching=caching), spec)
-    for number in range(rounds):
-        requests = [request(1000 * number + i, prompt, num_tokens=num_tokens) for i, prompt in enumerate(prompts)]
-        outputs = run(scheduler, executor, requests)
-    return outputs, scheduler.statistics()
+    scheduler = Scheduler(SchedulerConfig(NUM_PROMPTS, budget, 1024, enable_prefix_caching=False), spec)
+    requests = [request(i, prompt, num_tokens=num_tokens) for i, prompt in enumerate(prompts)]
+    return run(scheduler, executor, requests), scheduler.statistics()
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +85,15 @@ def prompts(default_model_folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def executor(default_model_folder: Path, default_manifest: Manifest) -> Iterator[OpenVINOExecutor]:
-    executor = open_executor(lambda: load_graph(default_model_folder), default_manifest, "f32")
+    executor = OpenVINOExecutor.open(
+        lambda: load_graph(default_model_folder),
+        default_manifest,
+        num_blocks=160,
+        kv_precision="f32",
+        quantize_activations=False,
+    )
     yield executor
     executor.close()
-
-
-def open_executor(graph: object, manifest: Manifest, precision: str) -> OpenVINOExecutor:
-    return OpenVINOExecutor.open(graph, manifest, num_blocks=160, kv_precision=precision)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +102,11 @@ def alone(executor: OpenVINOExecutor, prompts: list[list[int]]) -> Outputs:
     return [together(executor, [prompt])[0][0] for prompt in prompts]
 
 
-def test_logits_are_the_same_bits(executor: OpenVINOExecutor, prompts: list[list[int]]) -> None:
-    """DET-04, SCH-10: whole, in chunks, one token alone, one beside fifteen others; this decides the rest."""
+def test_with_quantized_activations_bits_do_not_depend_on_the_batch(
+    default_graph: ov.Model, default_manifest: Manifest, prompts: list[list[int]]
+) -> None:
+    """DET-04 as served by default: a decoding row alone and beside others, a prompt whole, in chunks and beside others."""
+    executor = OpenVINOExecutor.open(default_graph, default_manifest, num_blocks=40, kv_precision="f32")
 
     def logits(*rows: tuple[Story, int | None]) -> npt.NDArray[np.float32]:
         Stepper(executor).step(*rows)
@@ -117,10 +118,12 @@ def test_logits_are_the_same_bits(executor: OpenVINOExecutor, prompts: list[list
     while len(prompt) - chunked.num_computed > 16:
         Stepper(executor).step((chunked, 16))
     assert (logits((chunked, None)) == whole).all()
-    Stepper(executor).step((single, len(prompt) - 1), (beside, len(prompt) - 1))
-    assert (logits((single, None)) == whole).all()
     others = [(Story(10 + i, prompts[1][i:], [20 + i]), None) for i in range(15)]
-    assert (logits(*others, (beside, None)) == whole).all()
+    Stepper(executor).step((single, len(prompt) - 1))
+    Stepper(executor).step(*others, (beside, len(prompt) - 1))
+    alone = logits((single, None))
+    assert (logits(*others, (beside, None)) == alone).all()
+    executor.close()
 
 
 @pytest.mark.parametrize("budget", [16, 512])
@@ -132,10 +135,12 @@ def test_in_a_batch_and_in_chunks(executor: OpenVINOExecutor, prompts: list[list
 
 def test_on_a_prefix_cache_hit(executor: OpenVINOExecutor, prompts: list[list[int]], alone: Outputs) -> None:
     """DET-01, DET-02: the second round of the same prompts finds their blocks, and says the same."""
-    cold, before = together(executor, prompts, caching=True)
-    warm, after = together(executor, prompts, caching=True, rounds=2)
-    full_blocks = sum((len(prompt) - 1) // executor.spec.block_size for prompt in prompts)
-    assert after.num_cached_prompt_tokens - before.num_cached_prompt_tokens == full_blocks * executor.spec.block_size
+    scheduler = Scheduler(SchedulerConfig(NUM_PROMPTS, 512, 1024), executor.spec)
+    cold = run(scheduler, executor, [request(i, prompt) for i, prompt in enumerate(prompts)])
+    before = scheduler.statistics().num_cached_prompt_tokens
+    warm = run(scheduler, executor, [request(100 + i, prompt) for i, prompt in enumerate(prompts)])
+    num_full_blocks = sum((len(prompt) - 1) // executor.spec.block_size for prompt in prompts)
+    assert scheduler.statistics().num_cached_prompt_tokens - before == num_full_blocks * executor.spec.block_size > 0
     assert cold == warm == alone
 
 
@@ -166,23 +171,23 @@ def test_a_seed_alone_and_beside_others(executor: OpenVINOExecutor, prompts: lis
     assert run(Scheduler(SchedulerConfig(NUM_PROMPTS, 64, 1024), executor.spec), executor, [other]) != seen[:1]
 
 
-def test_u8_cache_agrees_mostly(
+def test_as_served_by_default_it_mostly_agrees(
     default_graph: ov.Model,
     default_manifest: Manifest,
     prompts: list[list[int]],
     alone: Outputs,
 ) -> None:
-    """With a KV cache of u8 the first token nearly always agrees with float32; later ones drift where candidates are close."""
-    executor = open_executor(default_graph, default_manifest, "u8")
+    """KV cache in u8, activations in int8: first tokens nearly always agree with float32; later ones drift where candidates are close."""
+    executor = OpenVINOExecutor.open(default_graph, default_manifest, num_blocks=160, kv_precision="u8")
     outputs, _ = together(executor, prompts)
     by_chunks, _ = together(executor, prompts, budget=16)
     executor.close()
     first = sum(a[0] == b[0] for a, b in zip(outputs, alone, strict=True)) / NUM_PROMPTS
     same, same_by_chunks = (agreement(outputs, other) for other in (alone, by_chunks))
-    print(f"u8 and f32: first token {first:.3f}, tokens before the first difference {same:.3f}")
-    print(f"u8 in steps of 512 and 16 tokens: tokens before the first difference {same_by_chunks:.3f}")
-    assert first >= 0.85
-    assert same >= 0.5
+    print(f"KV u8, activations int8, against f32: first token {first:.3f}, before the first difference {same:.3f}")
+    print(f"KV u8, in steps of 512 and of 16 tokens: before the first difference {same_by_chunks:.3f}")
+    assert first >= 0.8
+    assert same >= 0.4
 
 
 def agreement(outputs: Outputs, others: Outputs) -> float:

@@ -12,7 +12,11 @@ Row = tuple[list[int], int, list[int]]  # token ids to compute, tokens computed 
 
 class PagedRunner:
     def __init__(self, model: ov.Model, *, num_blocks: int = 16, kv_precision: str = "f32") -> None:
-        settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "KV_CACHE_PRECISION": kv_precision}
+        settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "KV_CACHE_PRECISION": kv_precision,
+        }
         self.request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
         for port in self.request.model_inputs:
             name = port.get_any_name()

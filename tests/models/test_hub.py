@@ -51,7 +51,10 @@ def test_an_unsupported_architecture_is_refused_before_the_weights(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("files", "message"),
-    [(["pytorch_model.bin", "config.json"], "optimum-cli export openvino --model owner/model DIR"), (["m.Q4_0.gguf"], "download the one")],
+    [
+        (["pytorch_model.bin", "config.json"], "optimum-cli export openvino --model owner/model DIR"),
+        (["m.Q4_0.gguf"], "download the one"),
+    ],
 )
 def test_what_cannot_be_served_as_it_is_names_the_way(files: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):

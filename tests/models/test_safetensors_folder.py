@@ -85,5 +85,5 @@ def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path) -> Non
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_file({name: np.zeros(1, np.float32)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(ModelError, match="no model.safetensors.index.json"):
+    with pytest.raises(ModelError, match=r"no model\.safetensors\.index\.json"):
         SafetensorsFolder.open(tmp_path)

@@ -48,6 +48,23 @@ def test_a_killed_worker_ends_each_stream_with_one_error_and_comes_back():
     assert [name for name in shared_memory_files() if name.split("-")[2] == str(pid)] == []
 
 
+def test_a_worker_that_hangs_is_killed_and_replaced():
+    """A stopped process is alive and silent: its streams end with an error, and a new worker serves."""
+    with serving(*FLAGS, "--hang-timeout-seconds", "3") as server:
+        old_worker = server.worker
+
+        async def run() -> Reply:
+            task = asyncio.create_task(post(server, "/v1/completions", completion(max_tokens=3000)))
+            await asyncio.sleep(1)
+            old_worker.suspend()
+            return await asyncio.wait_for(task, 15)
+
+        reply = asyncio.run(run())
+        assert (reply.num_errors, reply.num_done) == (1, 1)
+        server.wait_ready(30)
+        assert server.worker.pid != old_worker.pid
+
+
 def test_a_killed_gateway_comes_back_and_the_worker_forgets_its_requests():
     with serving(*FLAGS) as server:
         asyncio.run(kill_during_streams(server, server.gateway))

@@ -37,7 +37,7 @@ class PagedLayout:
     The storage has one block more: where a plan has a single token, a filler row of one token that no one reads is computed
     there beside it. Products of one row take another way through the device's library than those of several, and their last
     bits differ; where activations are quantized on the way, that grows to 0.6 in a logit of the default model. With the filler,
-    a row's logits over int8 weights are the same bits whatever else is in the step, and a second row costs next to nothing.
+    a decoding row over int8 weights gets the same bits alone and beside others, and a second row costs next to nothing.
 
     Everything that the device would use as an address is checked here: a wrong block or token id would otherwise read or
     write foreign memory without any error.

@@ -21,6 +21,7 @@ class GenerationSpec:
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     skip_special_tokens: bool = True
+    continues_text: bool = False  # the output goes on from shown text: a SentencePiece model's first space is kept
     tenant_id: str = "default"
     priority: int = 0
     cache_salt: str = ""

@@ -11,9 +11,9 @@ import msgspec
 
 from headrace.gateway.deltas import ModelCard
 from headrace.protocol.errors import ModelError
-from headrace.protocol.graph import CHAT_TEMPLATE_FILE, GENERATION_DEFAULTS_FILE, MANIFEST_FILE, TOKENIZER_FILE
+from headrace.protocol.graph import GENERATION_DEFAULTS_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from headrace.protocol.manifest import FORMAT_VERSION, GenerationDefaults, Manifest
-from headrace.text.chat_template import ChatTemplate
+from headrace.text.chat_template import ChatTemplate, load_chat_template
 from headrace.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
@@ -51,22 +51,8 @@ def load_served_model(folder: Path, served_name: str | None) -> ServedModel:
     tokenizer = TextTokenizer.from_file(
         folder / TOKENIZER_FILE, bos_token_id=manifest.bos_token_id, add_bos_token=manifest.add_bos_token
     )
-    template_file = folder / CHAT_TEMPLATE_FILE
-    template = None
-    if template_file.exists():
-        template = ChatTemplate(_read(template_file).decode("utf-8"), _template_tokens(manifest, tokenizer))
+    template = load_chat_template(folder, tokenizer, bos_token_id=manifest.bos_token_id, eos_token_ids=manifest.eos_token_ids)
     return ServedModel(card, tokenizer, template)
-
-
-def _template_tokens(manifest: Manifest, tokenizer: TextTokenizer) -> dict[str, str]:
-    """bos_token and eos_token, the names by which templates write them. The first end-of-sequence token is the model's own."""
-    texts = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-    found = {}
-    if manifest.bos_token_id in texts:
-        found["bos_token"] = texts[manifest.bos_token_id]
-    if manifest.eos_token_ids and manifest.eos_token_ids[0] in texts:
-        found["eos_token"] = texts[manifest.eos_token_ids[0]]
-    return found
 
 
 def _read(path: Path) -> bytes:

@@ -26,7 +26,7 @@ class TokenText:
     __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "num_tokens", "stop_string")
 
     def __init__(self, tokenizer: TextTokenizer, spec: GenerationSpec) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, spec.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, spec.skip_special_tokens, continues_text=spec.continues_text)
         self._matcher = StopStringMatcher(spec.stop_strings, spec.include_stop_string) if spec.stop_strings else None
         self._min_tokens = spec.stopping.min_tokens
         self.num_tokens = 0

@@ -29,4 +29,10 @@ async def serve(settings: Settings) -> int:
             sys.stderr.write(f"\n  Headrace serves {name} at {address}/v1   (API: {address}/docs, stop: Ctrl-C)\n\n")
 
     with Wiring(settings, model) as wiring:
-        return await Supervisor(wiring, settings.operation.drain_seconds, on_serving).run()
+        supervisor = Supervisor(
+            wiring,
+            drain_seconds=settings.operation.drain_seconds,
+            hang_timeout_seconds=settings.operation.hang_timeout_seconds,
+            on_serving=on_serving,
+        )
+        return await supervisor.run()

@@ -110,6 +110,13 @@ class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     progress_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Not ready when the worker has shown no sign of life for so long.")
     ] = 30.0
+    hang_timeout_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A worker that has shown no sign of life for so long is killed and started anew. A step must be shorter.",
+        ),
+    ] = 300.0
     log_format: Annotated[Literal["auto", "human", "json"], Meta(description="auto: human on a terminal, else JSON lines.")] = (
         "auto"
     )

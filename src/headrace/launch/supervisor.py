@@ -42,8 +42,11 @@ class Backoff:
 class Supervisor:
     """One gateway and one worker. `on_serving` is called with the gateway's address once both are ready."""
 
-    def __init__(self, wiring: Wiring, drain_seconds: float, on_serving: Callable[[str], None]) -> None:
+    def __init__(
+        self, wiring: Wiring, *, drain_seconds: float, hang_timeout_seconds: float, on_serving: Callable[[str], None]
+    ) -> None:
         self._wiring = wiring
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._drain_seconds = drain_seconds
         self._on_serving = on_serving
         self._stop_asked = asyncio.Event()
@@ -60,10 +63,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        keepers = [asyncio.create_task(self._keep_worker()), asyncio.create_task(self._keep_gateway())]
+        keepers = [asyncio.create_task(keep()) for keep in (self._keep_worker, self._keep_gateway, self._watch_worker)]
+        for keeper in keepers:
+            keeper.add_done_callback(self._on_keeper_done)
         await self._stop_asked.wait()
         await self._end_children()
-        await asyncio.gather(*keepers)
+        await asyncio.gather(*keepers, return_exceptions=True)
         if self._failure is not None:
             log.error("headrace stops", reason=self._failure)
         return 0 if self._failure is None else 1
@@ -118,6 +123,26 @@ class Supervisor:
                 return
             log.error("gateway died", pid=child.pid, reason=reason, restart_in_seconds=delay)
             await self._pause(delay)
+
+    async def _watch_worker(self) -> None:
+        """Kill a worker that lives and does nothing: its requests end with an error and a new one follows."""
+        interval = min(self._hang_timeout_seconds / 4, 10.0)
+        while not self._stop_asked.is_set():
+            await self._pause(interval)
+            worker = self._worker
+            if worker is None or not worker.was_ready:
+                continue
+            silence = self._wiring.silence_seconds(self._worker_epoch)
+            if silence > self._hang_timeout_seconds:
+                log.error("the worker hangs: killing it", pid=worker.pid, silent_seconds=round(silence))
+                worker.kill()
+                await self._pause(interval)
+
+    def _on_keeper_done(self, task: asyncio.Task[None]) -> None:
+        """A defect in the supervisor itself must end the server, not leave half of it running."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the supervisor failed", exc_info=error)
+            self._give_up(f"{type(error).__name__} in the supervisor")
 
     def _on_worker_ready(self, detail: str) -> None:
         log.info("worker ready", detail=detail)

@@ -3,6 +3,7 @@
 Owns: Wiring. Runs in: supervisor. Must not know: when a child is started or stopped.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -44,7 +45,8 @@ class Wiring:
             )
             self._event_ring = self._make_ring(stack, "events0", DEFAULT_EVENT_RING_BYTES)
             self._status = self._make_segment(stack, "status", StatusPage.size_bytes(STATUS_FIELDS))
-            StatusPage.create(self._status.buffer, STATUS_FIELDS).close()
+            self._page = StatusPage.create(self._status.buffer, STATUS_FIELDS)
+            stack.callback(self._page.close)
             self._request_bell = self._make_bell(stack)
             self._event_bell = self._make_bell(stack)
             self._stack = stack.pop_all()
@@ -52,6 +54,13 @@ class Wiring:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+    def silence_seconds(self, epoch: int) -> float:
+        """How long ago the worker of this epoch gave its last sign of life; 0 when it has not begun to."""
+        values = self._page.read()
+        if values["epoch"] != epoch:
+            return 0.0
+        return (time.monotonic_ns() - values["heartbeat_ns"]) / 1e9
 
     async def start_worker(self, epoch: int, on_ready: Callable[[str], None]) -> Child:
         """A new life of the worker."""

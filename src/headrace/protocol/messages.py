@@ -66,7 +66,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     error_code: str = ""  # an ErrorCode's wire code, with FinishReason.ERROR
     error_message: str = ""
-    usage: Usage | None = None  # with the last event
+    usage: Usage | None = None  # with the last event, and with the first that carries a token (as far as known)
     first_scheduled_ns: int = 0  # with the first event that carries a token: when it left the queue
 
 

@@ -19,7 +19,8 @@ class EventOutbox:
         """The sequence's last token, just drawn, which does not end it."""
         index = sequence.num_output_tokens - 1
         scheduled_ns = sequence.first_scheduled_ns if index == 0 else 0
-        event = TokenEvent(sequence.request_id, index, sequence.token_ids[-1:], first_scheduled_ns=scheduled_ns)
+        usage = sequence.usage() if index == 0 else None  # for a gateway that ends the request itself, at a stop string
+        event = TokenEvent(sequence.request_id, index, sequence.token_ids[-1:], usage=usage, first_scheduled_ns=scheduled_ns)
         self._append(sequence, event)
 
     def put_end(self, sequence: Sequence, reason: FinishReason, num_new_tokens: int, code: str, message: str) -> None:

@@ -133,7 +133,7 @@ def _live(
     request_rings, sink = _attach_rings(config.gateways, stack)
     source = RingRequestSource(request_rings, doorbell, wake_fds=(control.fileno(),))
     num_discarded = source.discard_all()
-    if num_discarded:
+    if num_discarded and config.epoch > 1:  # before the first worker there is only the gateway's greeting
         log.info("messages for an earlier worker dropped", num_messages=num_discarded)
     outbox = Outbox(sink, list(request_rings), WorkerHello(config.epoch, executor.spec.model_id, scheduler.limits))
     loop = WorkerLoop(

@@ -54,7 +54,13 @@ class ChatEndpoint:
             request.chat_template_kwargs,
         )
         specs = make_specs(
-            request, [prompt], _output_limit(request), card=surface.service.card, limits=limits, settings=surface.settings
+            request,
+            [prompt],
+            _output_limit(request),
+            card=surface.service.card,
+            limits=limits,
+            settings=surface.settings,
+            continues_text=bool(request.continue_final_message),
         )
         answer_id, created = "chatcmpl-" + secrets.token_hex(16), int(time.time())
         model = surface.service.card.id

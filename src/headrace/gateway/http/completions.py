@@ -49,7 +49,15 @@ class CompletionEndpoint:
             raise RequestError(message, param="prompt")
         encoded = await self._encode(prompts, request, limits.vocab_size)
         output = OutputLimit(request.max_tokens, DEFAULT_MAX_TOKENS, allow_zero=bool(request.echo))
-        specs = make_specs(request, encoded, output, card=surface.service.card, limits=limits, settings=surface.settings)
+        specs = make_specs(
+            request,
+            encoded,
+            output,
+            card=surface.service.card,
+            limits=limits,
+            settings=surface.settings,
+            continues_text=True,
+        )
         echoes = await self._echoes(prompts, request) if request.echo else [""] * len(prompts)
         echoes = [echo for echo in echoes for _ in range(num_choices)]
         answer_id, created = "cmpl-" + secrets.token_hex(16), int(time.time())

@@ -89,8 +89,9 @@ def make_specs(
     card: ModelCard,
     limits: WorkerLimits,
     settings: HttpSettings,
+    continues_text: bool,
 ) -> list[GenerationSpec]:
-    """One specification for each choice: prompts outside, answers inside.
+    """One specification for each choice: prompts outside, answers inside. `continues_text`: see GenerationSpec.
 
     Raises RequestError naming the first field at fault; a prompt of several is named by its index.
     """
@@ -114,6 +115,7 @@ def make_specs(
                 stop_strings=stop_strings,
                 include_stop_string=bool(fields.include_stop_str_in_output),
                 skip_special_tokens=fields.skip_special_tokens is not False,
+                continues_text=continues_text,
                 priority=priority,
                 cache_salt=cache_salt,
             )
