@@ -78,8 +78,9 @@ def assemble(target: pathlib.Path, wheels: pathlib.Path | None) -> None:
 
 def answer(prepared: pathlib.Path, question: str, max_tokens: int = 96) -> str:
     """A greedy answer, one step at a time through the compiled graph."""
-    from perplexity import PagedModel
     from tokenizers import Tokenizer
+
+    from perplexity import PagedModel
 
     tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
     turns = {"system": "You are a helpful assistant.", "user": question}

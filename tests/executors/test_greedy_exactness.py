@@ -177,7 +177,7 @@ def test_as_served_by_default_it_mostly_agrees(
     prompts: list[list[int]],
     alone: Outputs,
 ) -> None:
-    """KV cache in u8, activations in int8: first tokens nearly always agree with float32; later ones drift where candidates are close."""
+    """KV cache in u8, activations in int8: first tokens nearly always agree with float32; later ones drift."""
     executor = OpenVINOExecutor.open(default_graph, default_manifest, num_blocks=160, kv_precision="u8")
     outputs, _ = together(executor, prompts)
     by_chunks, _ = together(executor, prompts, budget=16)

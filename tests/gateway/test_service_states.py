@@ -132,6 +132,18 @@ class GatewayMachine(RuleBasedStateMachine):
                 self._publish(self.epoch)
                 self.gateway.deliver(ChannelError("lost", ring=0, num_undecodable=1, request_id=None))
 
+    @rule(number=st.integers(0, 5))
+    def lose_an_event_before_another(self, number):
+        """The sure way to a gap: a token that is never published, and the next one that is."""
+        self._take_requests()
+        if self.worker and self.is_worker_up:
+            request_id = sorted(self.worker)[number % len(self.worker)]
+            self._publish(self.epoch)
+            self._emit(request_id, list(b"lost"), None)
+            self.held.clear()
+            self._emit(request_id, list(b"after"), None)
+            self._publish(self.epoch)
+
     @rule()
     def repeat_events(self):
         if self.held:

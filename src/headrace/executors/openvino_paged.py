@@ -63,6 +63,12 @@ class OpenVINOExecutor:
     def __init__(self, compiled: Any, manifest: Manifest, num_blocks: BlockCount) -> None:
         ports = _cache_ports(compiled)
         self.bytes_per_block = sum(port.bytes_per_block for port in ports)
+        self.num_threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
+        self._request = compiled.create_infer_request()
+        self._step_ports = {name: compiled.input(name) for name in _STEP_INPUTS}
+        self._output_ports = [compiled.output(name) for name in _OUTPUTS]
+        self._storage: list[npt.NDArray[np.uint8]] = []  # the device's tensors do not keep it alive
+        self._warm_up(compiled, ports, manifest)
         if callable(num_blocks):
             num_blocks = num_blocks(self.bytes_per_block)
         if num_blocks < 1:
@@ -71,7 +77,6 @@ class OpenVINOExecutor:
                 "Give it more memory."
             )
         precisions = sorted({port.element_type.get_type_name() for port in ports})
-        self.num_threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         self._spec = ExecutorSpec(
             model_id=manifest.identity,
             kv_format=f"openvino-{'-'.join(precisions)}-{names.BLOCK_SIZE}",
@@ -81,13 +86,9 @@ class OpenVINOExecutor:
             block_size=names.BLOCK_SIZE,
             num_blocks=num_blocks,
         )
-        self._layout = PagedLayout(names.BLOCK_SIZE, num_blocks, manifest.vocab_size)
         self._sampler = Sampler(manifest.vocab_size)
-        self._request = compiled.create_infer_request()
-        self._step_ports = {name: compiled.input(name) for name in _STEP_INPUTS}
-        self._output_ports = [compiled.output(name) for name in _OUTPUTS]
-        self._storage: list[npt.NDArray[np.uint8]] = []  # the device's tensors do not keep it alive
-        self._allocate(compiled, ports)
+        self._layout = PagedLayout(names.BLOCK_SIZE, num_blocks, manifest.vocab_size)
+        self._allocate(compiled, ports, self._layout.num_storage_blocks)
 
     @classmethod
     def open(
@@ -134,9 +135,7 @@ class OpenVINOExecutor:
         except RuntimeError as error:
             raise ModelError(f"OpenVINO cannot compile the model: {error}") from error
         del model, graph
-        executor = cls(compiled, manifest, num_blocks)
-        executor._warm_up()
-        return executor
+        return cls(compiled, manifest, num_blocks)
 
     @property
     def spec(self) -> ExecutorSpec:
@@ -180,20 +179,28 @@ class OpenVINOExecutor:
         self._step_ports = {}
         _give_back_memory()
 
-    def _allocate(self, compiled: Any, ports: list[_CachePort]) -> None:
+    def _warm_up(self, compiled: Any, ports: list[_CachePort], manifest: Manifest) -> None:
+        """A step with no pool yet: the device puts the weights into its own layout now, before free memory is looked at."""
+        layout = PagedLayout(names.BLOCK_SIZE, 0, manifest.vocab_size)
+        self._allocate(compiled, ports, layout.num_storage_blocks)
+        self._infer(layout.filler())
+        _give_back_memory()
+
+    def _allocate(self, compiled: Any, ports: list[_CachePort], num_blocks: int) -> None:
         """KV storage of zeros that takes memory only as it is written: anonymous pages, not the heap.
 
         Zeros matter: attention may read slots of a block that nothing was written to yet, and weigh them with 0, but 0 times
         a NaN left in recycled memory is a NaN.
         """
-        num_blocks = self._layout.num_storage_blocks
+        storages = []
         for port in ports:
             num_bytes = port.bytes_per_block * num_blocks
             pages = mmap.mmap(-1, -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             storage = np.frombuffer(pages, np.uint8, num_bytes)
             shape = [num_blocks, *port.block_shape]
-            self._storage.append(storage)
+            storages.append(storage)
             self._request.set_tensor(compiled.input(port.name), ov.Tensor(storage, shape, port.element_type))
+        self._storage = storages  # what was there before goes only now that nothing points to it
 
     def _infer(self, inputs: PagedInputs) -> None:
         request, ports = self._request, self._step_ports
@@ -206,11 +213,6 @@ class OpenVINOExecutor:
         """Views of the outputs, which the next inference overwrites."""
         logits, values, indices, normalizer = (self._request.get_tensor(port).data for port in self._output_ports)
         return Scores(logits[:, 0], values[:, 0], indices[:, 0], normalizer[:, 0, 0])
-
-    def _warm_up(self) -> None:
-        """One token through the model: weights are put into the device's own layout now and not at the first request."""
-        self._infer(self._layout.filler())
-        _give_back_memory()
 
 
 def _check_graph(model: Any) -> None:

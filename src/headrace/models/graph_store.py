@@ -106,9 +106,3 @@ def _mend(model: ov.Model, note: dict[str, Any]) -> None:
     for output in results.values():
         model.remove_result(output.get_node())
     model.validate_nodes_and_infer_types()
-
-
-def cache_layers(model: ov.Model) -> int:
-    """Number of layers with KV storage."""
-    prefix = names.KEY_CACHE_PREFIX
-    return sum(any(name.startswith(prefix) for name in port.get_names()) for port in model.inputs)
