@@ -1,1 +1,1 @@
-"""Measure any OpenAI-compatible server from outside: load, figures, studies, reports, and the audit. Speaks public protocols only."""
+"""Measure any OpenAI-compatible server from outside: load, figures, studies, reports, audit. Speaks public protocols only."""

@@ -1,6 +1,6 @@
 """What one measured run leaves behind: a record of each request, the settings that repeat it, and the client's own state.
 
-Owns: the data between load (client, engine), figures and reports. Runs in: load tool. Must not know: HTTP, statistics, pictures.
+Owns: the data between load (client, engine), figures and reports. Runs in: load tool. Must not know: HTTP, statistics.
 All times are seconds since the run's start on the client's monotonic clock (one clock for all client processes of a machine).
 """
 

@@ -64,7 +64,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     worst_tbt_seconds: Distribution  # per request: mean of its largest 10 % of gaps
     e2e_seconds: Distribution
     first_event_seconds: Distribution  # the other definition of TTFT: any event, empty or not
-    token_counts: str = "exact"  # "exact", "apportioned" (some events held several tokens), "chunks" (no usage)
+    token_counts: str = "exact"  # noqa: S105 - "exact", "apportioned" (some events held several tokens), "chunks" (no usage)
     usage_mismatches: int = 0  # requests whose usage and events cannot both be right
     groups: dict[str, "RunResult"] = {}  # of a mix, by class or tenant
     client: ClientLoad
