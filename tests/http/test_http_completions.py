@@ -112,6 +112,7 @@ def test_one_over_long_item_fails_the_whole_call_inp_11(surface: Surface, stream
     error = error_of(response)
     assert error["code"] == "context_length_exceeded"
     assert "Prompt 1" in error["message"]
+    assert error["param"] == "prompt[1]"
     assert surface.service.specs == []
 
 

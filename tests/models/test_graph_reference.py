@@ -143,7 +143,7 @@ def test_huggingface_yarn_scaling_and_context(tmp_path: Path) -> None:
     assert load_manifest(folder).max_model_len == 4 * tiny_models.CONTEXT
 
 
-@pytest.mark.parametrize(("precision", "most"), [("f32", 1e-4), ("f16", 0.02), ("int8", 0.5)])
+@pytest.mark.parametrize(("precision", "most"), [("f32", 1e-4), ("f16", 0.02), ("int8-group", 0.5), ("int8", 0.5)])
 def test_outputs_agree_with_one_another(precision: str, most: float, tmp_path: Path) -> None:
     """Best candidates, their order and the normaliser are those of the logits; padding rows are never among them (GGU-10)."""
     model = PLAIN["llama, own head, padded rows (GGU-10)"]

@@ -102,7 +102,7 @@ def test_identity_follows_content_and_precision(tmp_path: Path, gguf_path: Path)
 
 
 def test_unknown_precision_is_refused(tmp_path: Path, gguf_path: Path) -> None:
-    with pytest.raises(ModelError, match="int8, f16 or f32"):
+    with pytest.raises(ModelError, match="int8, int8-group, f16, f32"):
         prepare(resolve_source(str(gguf_path)), cache_dir=tmp_path, precision="int3")
 
 

@@ -123,6 +123,43 @@ def test_variables_cannot_replace_what_a_template_relies_on(name: str) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+CALLS: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ m.role + ':' + m.content }}", "assistant:"),  # fails on null
+        ("{{ m.role }}:{{ m.content }}", "assistant:"),  # would write None
+        ("{{ m.content | trim }};", ";"),
+        ("{% if m.content is none %}calls {{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}", "calls f"),
+        ("{% if m.content is none %}calls{% else %}{{ raise_exception('both') }}{% endif %}", "calls"),
+        ("{% if m.tool_calls %}calls{% else %}{{ m.content }}{% endif %}", "calls"),
+    ],
+)
+def test_tpl_04_tool_calls_without_content(source: str, expected: str) -> None:
+    """TPL-04: null where a template looks for it, nothing where it does not; never a fault, never the word None."""
+    loop = "{% for m in messages %}" + source + "{% endfor %}"
+    assert _render(loop, CALLS) == expected
+
+
+def test_tpl_04_tool_calls_without_content_in_the_default_models_template(
+    default_tokenizer: TextTokenizer, default_files: TokenizerFiles
+) -> None:
+    assert default_files.chat_template is not None
+    template = ChatTemplate(default_files.chat_template)
+    result = {"role": "tool", "content": "None"}
+    messages = [_user("x"), CALLS, result, _user("y")]
+    ids = encode_chat(default_tokenizer, template, messages, add_generation_prompt=True)
+    text = default_tokenizer.decode(ids, skip_special_tokens=False)
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\nNone<|im_end|>" in text
+
+
+def test_tpl_04_what_a_template_refuses_in_either_form_is_still_refused() -> None:
+    with pytest.raises(RequestError, match="no calls here"):
+        _render("{{ raise_exception('no calls here') }}", CALLS)
+
+
 @pytest.mark.parametrize("content", ["The answer is", "The answer is ", "", None])
 def test_tpl_05_the_final_message_is_continued(content: str | None) -> None:
     text = _render(CHATML, _user("Q"), {"role": "assistant", "content": content}, continue_final_message=True)

@@ -44,6 +44,8 @@ def _openvino(settings: Settings, model: ServedModel) -> Executor:
         manifest,
         num_blocks=num_blocks,
         kv_precision=settings.cache.kv_cache_precision,
+        compute_precision=settings.model.compute_precision,
+        quantize_activations=settings.model.quantize_activations,
         max_num_threads=settings.operation.threads,
     )
     return executor

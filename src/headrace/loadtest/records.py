@@ -56,7 +56,7 @@ class ClientLoad(msgspec.Struct, kw_only=True):
     num_processes: int
     cpu_cores_used: float  # CPU seconds of all client processes per second of the measured window
     max_process_cpu_share: float  # busiest process, 1.0 = a full core
-    send_lag_p50_seconds: float  # sent - scheduled, open loop only
+    send_lag_p50_seconds: float  # sent - scheduled less connection set-up; requests held by max_outstanding left out
     send_lag_p99_seconds: float
     loop_lag_p99_seconds: float  # how late the event loops woke
     was_bottleneck: bool = False
@@ -104,4 +104,6 @@ class Run(msgspec.Struct, kw_only=True):
     client: ClientLoad
     server: dict[str, str] = {}  # what /v1/models, /version, the Server header said
     environment: dict[str, str] = {}  # of the client: python, platform, headrace version
+    warnings: list[str] = []  # of the load itself, for people: a bound was hit, usage could not be asked for
+    was_interrupted: bool = False  # by the user: requests under way then are UNFINISHED
     requests: list[RequestRecord]

@@ -64,6 +64,10 @@ class RunResult(msgspec.Struct, kw_only=True):
     worst_tbt_seconds: Distribution  # per request: mean of its largest 10 % of gaps
     e2e_seconds: Distribution
     first_event_seconds: Distribution  # the other definition of TTFT: any event, empty or not
+    ttft_from_due_seconds: Distribution | None = (
+        None  # open loop: from when the request was due, whatever the client's lateness
+    )
+    connect_seconds: Distribution | None = None  # of requests that opened a connection; in no other figure
     token_counts: str = "exact"  # noqa: S105 - "exact", "apportioned" (some events held several tokens), "chunks" (no usage)
     usage_mismatches: int = 0  # requests whose usage and events cannot both be right
     groups: dict[str, "RunResult"] = {}  # of a mix, by class or tenant

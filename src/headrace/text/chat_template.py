@@ -66,7 +66,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._template.render(values)
+            text = self._render(values)
         except BrokenTemplateError as fault:
             message = f"The model's chat template does not accept this conversation: {fault.message}."
             raise RequestError(message, code=ErrorCode.CHAT_TEMPLATE_ERROR, param="messages") from fault
@@ -80,6 +80,24 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         return text[:end].replace(end_mark, "")
+
+    def _render(self, values: dict[str, Any]) -> str:
+        """A message without content (an assistant's tool calls) has null where the template looks for null, else "".
+
+        Templates that do not look for it would fail on null, or write it out: the latter is seen by the word None in its place
+        giving the same prompt.
+        """
+        if all(message.get("content") is not None for message in values["messages"]):
+            return self._template.render(values)
+        try:
+            text = self._template.render(values)
+        except BrokenTemplateError:
+            return self._template.render(_with_content(values, ""))
+        try:
+            is_written_out = self._template.render(_with_content(values, "None")) == text
+        except BrokenTemplateError:
+            is_written_out = False
+        return self._template.render(_with_content(values, "")) if is_written_out else text
 
     def _check(
         self, messages: Sequence[Message], add_generation_prompt: bool, continues: bool, variables: Mapping[str, Any] | None
@@ -157,6 +175,14 @@ def encode_chat(
     if not token_ids:
         raise RequestError("The conversation renders to an empty prompt.", code=ErrorCode.CHAT_TEMPLATE_ERROR, param="messages")
     return token_ids
+
+
+def _with_content(values: dict[str, Any], content: str) -> dict[str, Any]:
+    """The values with this content in the messages that have none."""
+    messages = [
+        message if message.get("content") is not None else {**message, "content": content} for message in values["messages"]
+    ]
+    return {**values, "messages": messages}
 
 
 def _words(message: Message) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Owns: defaults and the checks that need the model's limits. Runs in: gateway. Mu
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -105,7 +105,9 @@ def make_specs(
     cache_salt = _cache_salt(fields.cache_salt)
     specs = []
     for number, prompt in enumerate(prompts):
-        where = f"Prompt {number}: " if len(prompts) > 1 else ""
+        where = ""
+        if len(prompts) > 1:
+            where, output = f"Prompt {number}: ", replace(output, prompt_param=f"prompt[{number}]")
         stopping = _stopping(fields, _max_tokens(len(prompt), output, limits, where), output, limits)
         specs += [
             GenerationSpec(

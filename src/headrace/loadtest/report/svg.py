@@ -1,0 +1,99 @@
+"""SVG that follows the page's light or dark theme, drawn by matplotlib.
+
+Owns: the look and the embedding of charts; the only module that imports matplotlib. Runs in: load tool.
+Must not know: what a chart shows.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from headrace.loadtest.report.palette import stand_in, with_variables
+
+WIDTH_INCHES = 6.6
+
+
+class ChartsUnavailableError(Exception):
+    """matplotlib is not installed; the text says what to do."""
+
+
+def require_charts() -> None:
+    """Raises: ChartsUnavailableError. Call it before a long run that is to end in a chart."""
+    try:
+        import matplotlib  # noqa: F401 - whether it is there is the question
+    except ImportError:
+        raise ChartsUnavailableError("charts need matplotlib: pip install 'headrace[bench]'") from None
+
+
+_STYLE: Any = {  # rcParams
+    "svg.fonttype": "none",
+    "svg.hashsalt": "headrace",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": stand_in("grid"),
+    "axes.labelcolor": stand_in("muted"),
+    "axes.titlecolor": stand_in("ink"),
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": stand_in("grid"),
+    "grid.linewidth": 0.7,
+    "xtick.color": stand_in("grid"),
+    "ytick.color": stand_in("grid"),
+    "xtick.labelcolor": stand_in("muted"),
+    "ytick.labelcolor": stand_in("muted"),
+    "text.color": stand_in("ink"),
+    "text.parse_math": False,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "figure.facecolor": "none",
+    "lines.linewidth": 1.7,
+}
+
+
+def draw_svg(title: str, description: str, draw: Callable[[Any], None], height_inches: float) -> str:
+    """Draw on a fresh figure of the SVG backend (no global state), and make the result fit for embedding."""
+    require_charts()
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _embeddable(buffer.getvalue(), title, description)
+
+
+def _embeddable(svg: str, title: str, description: str) -> str:
+    """Strip what only a file needs, make ids unique on a page, set theme colours and fonts, add title and description."""
+    name = "c" + hashlib.sha256(f"{title}{svg}".encode()).hexdigest()[:10]
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{name}-\2"', svg)
+    svg = re.sub(r"font-family:[^;\"]+|(font: [\d.]+px) [^;\"]+", lambda match: _font(match.group(1)), svg)
+    svg = with_variables(svg)
+    open_tag, _, rest = svg.partition(">")
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', open_tag)
+    view = size.group(0) if size else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view} class="chart" role="img" '
+        f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>{rest.strip()}'
+    )
+
+
+def _font(size: str | None) -> str:
+    family = "system-ui, -apple-system, &quot;Segoe UI&quot;, sans-serif".replace("&quot;", "'")
+    return f"{size} {family}" if size else f"font-family: {family}"

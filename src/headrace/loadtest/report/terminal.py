@@ -1,0 +1,102 @@
+"""A report in the terminal: warnings first, then tables.
+
+Owns: print_report. Runs in: load tool. Must not know: charts, files.
+Text that may come from a server is never read as markup, and its control characters never reach the terminal.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+
+import rich.table
+from rich.console import Console
+from rich.text import Text
+
+from headrace.loadtest.report import tables
+from headrace.loadtest.report.model import Report, ReportSection, Table, Verdict, VerdictKind, result_verdicts
+from headrace.loadtest.results import RunResult
+
+STYLES = {
+    VerdictKind.PROBLEM: ("bold white on red", " PROBLEM "),
+    VerdictKind.WARNING: ("bold black on yellow", " WARNING "),
+    VerdictKind.INFO: ("bold cyan", "note"),
+    VerdictKind.OK: ("bold green", "ok"),
+}
+_LOUDNESS = tuple(STYLES)
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the whole report. The console decides on colour and width."""
+    console.print(_text(report.title, "bold"))
+    for section in report.sections:
+        _print_section(section, console, has_rule=len(report.sections) > 1)
+    if report.command_line:
+        console.print(_text(f"Repeat with: {report.command_line}", "dim"), soft_wrap=True)
+
+
+def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
+    """The sentences, loudest first."""
+    for verdict in sorted(verdicts, key=lambda item: _LOUDNESS.index(item.kind)):
+        style, word = STYLES[verdict.kind]
+        console.print(Text.assemble((word, style), " ", _text(verdict.text)))
+
+
+def plain(text: str) -> str:
+    """Control characters, direction overrides and lone surrogates replaced; line feeds and tabs become spaces."""
+    return "".join(
+        " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char
+        for char in text
+    )
+
+
+def _print_section(section: ReportSection, console: Console, has_rule: bool) -> None:
+    if has_rule:
+        console.rule(_text(section.title, "bold"), align="left")
+    if section.intro:
+        console.print(_text(section.intro))
+    warnings = [verdict for result in section.results for verdict in result_verdicts(result)]
+    print_verdicts([*section.verdicts, *warnings], console)
+    for table in section_tables(section):
+        _print_table(table, console)
+
+
+def section_tables(section: ReportSection) -> list[Table]:
+    """All tables of a section in order of display."""
+    shown = result_tables(section.results)
+    if section.ratios:
+        shown.append(tables.ratio_table(section.ratios))
+    shown += section.tables
+    for result in section.results:
+        shown += tables.group_tables(result)
+    errors = tables.error_table(section.results)
+    return [*shown, errors] if errors else shown
+
+
+def result_tables(results: Sequence[RunResult]) -> list[Table]:
+    """One result in full, a few side by side, many with a line each."""
+    if not results:
+        return []
+    if len(results) > tables.MAX_SIDE_BY_SIDE:
+        return [tables.overview_table(results)]
+    totals, client = tables.totals_table(results).plain(), tables.client_table(results).plain()
+    latency = tables.latency_table(results[0]) if len(results) == 1 else tables.side_by_side_table(results)
+    return [totals, latency.plain(), client]
+
+
+def _print_table(table: Table, console: Console) -> None:
+    shown = rich.table.Table(title=_text(table.title, "bold") if table.title else None, title_justify="left", box=None)
+    for place, name in enumerate(table.header):
+        shown.add_column(_text(name, "dim"), justify="left" if place == 0 else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(_text(cell, _cell_style(cell)) for cell in row))
+    console.print(shown)
+    if table.note:
+        console.print(_text(f"  {table.note}", "dim"))
+    console.print()
+
+
+def _cell_style(cell: str) -> str:
+    return "bold red" if cell == "YES" else ""
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style)
