@@ -3,6 +3,7 @@
     python bench/gateway_cost.py [--streams 64] [--tokens-per-second 5000] [--seconds 15]
 
 User and system time of the gateway process alone (psutil), over the middle of a run of steady streams.
+bench/gateway_stages.py says where the user time goes.
 """
 
 import argparse
@@ -12,8 +13,8 @@ import random
 from harness import Reply, cpu_seconds, post, random_prompt, resident_mib, serving, table
 
 
-async def drive(server, num_streams: int, seconds: float) -> tuple[float, float, float]:
-    """(microseconds per token, tokens per second, microseconds per second when idle)."""
+async def drive(server, num_streams: int, seconds: float) -> dict[str, float]:
+    """CPU microseconds per token, user and system apart; tokens per second; CPU microseconds per second when idle."""
     rng = random.Random(1)
     replies: list[Reply] = []
     stopping = False
@@ -30,16 +31,17 @@ async def drive(server, num_streams: int, seconds: float) -> tuple[float, float,
     tasks = [asyncio.create_task(client()) for _ in range(num_streams)]
     await asyncio.sleep(3)
     metric = "headrace_generation_tokens_total"
-    tokens_before, cpu_before, started = server.metrics()[metric], cpu_seconds(gateway), asyncio.get_running_loop().time()
+    tokens_before, cpu_before, started = server.metrics()[metric], gateway.cpu_times(), asyncio.get_running_loop().time()
     await asyncio.sleep(seconds)
-    cpu, tokens = cpu_seconds(gateway) - cpu_before, server.metrics()[metric] - tokens_before
+    cpu_after, tokens = gateway.cpu_times(), server.metrics()[metric] - tokens_before
     wall = asyncio.get_running_loop().time() - started
     stopping = True
     await asyncio.gather(*tasks)
     failed = [reply for reply in replies if reply.status != 200 or reply.num_done != 1 or reply.num_errors]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(replies)} streams failed: {failed[0]}")
-    return cpu / tokens * 1e6, tokens / wall, idle
+    user, system = cpu_after.user - cpu_before.user, cpu_after.system - cpu_before.system
+    return {"user": user / tokens * 1e6, "system": system / tokens * 1e6, "rate": tokens / wall, "idle": idle}
 
 
 def main() -> None:
@@ -52,9 +54,25 @@ def main() -> None:
     with serving(
         "--model", f"sim:step_ms={step_ms:.3f},token_us=0", "--served-model-name", "sim", "--max-num-seqs", str(args.streams)
     ) as server:
-        cost, rate, idle = asyncio.run(drive(server, args.streams, args.seconds))
-        rows = [[args.streams, f"{rate:.0f}", f"{cost:.1f}", f"{idle / 1e4:.2f} %", f"{resident_mib(server.gateway):.0f}"]]
-    print(table(["streams", "tokens/s", "gateway CPU us/token", "gateway idle CPU", "gateway RSS MiB"], rows))
+        found = asyncio.run(drive(server, args.streams, args.seconds))
+        cost = [f"{found['user'] + found['system']:.1f}", f"{found['user']:.1f}", f"{found['system']:.1f}"]
+        row = [
+            args.streams,
+            f"{found['rate']:.0f}",
+            *cost,
+            f"{found['idle'] / 1e4:.2f} %",
+            f"{resident_mib(server.gateway):.0f}",
+        ]
+    header = [
+        "streams",
+        "tokens/s",
+        "gateway CPU us/token",
+        "of it user",
+        "of it system",
+        "gateway idle CPU",
+        "gateway RSS MiB",
+    ]
+    print(table(header, [row]))
 
 
 if __name__ == "__main__":

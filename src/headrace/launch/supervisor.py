@@ -69,7 +69,9 @@ class Supervisor:
         await self._stop_asked.wait()
         await self._end_children()
         await asyncio.gather(*keepers, return_exceptions=True)
-        if self._failure is not None:
+        if self._failure is None:
+            log.info("stopped")
+        else:
             log.error("headrace stops", reason=self._failure)
         return 0 if self._failure is None else 1
 
