@@ -1,12 +1,12 @@
 """The fake executor keeps the executor contract, and finds every kind of wrong plan that it is there to find."""
 
 import pytest
-from tests.contracts.executor_contract import ExecutorContract, MakeExecutor
 
 from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.sampling import SamplingParams
 from headrace.protocol.step import StepFailure, StepPlan, StepRow
 from headrace.testing import FakeExecutor, MemoryFault
+from tests.contracts.executor_contract import ExecutorContract, MakeExecutor
 
 SPEC = ExecutorSpec("model", "fake", 61, frozenset({1}), 256, 4, 16)
 

@@ -1,11 +1,11 @@
 """The executor contract, kept by the executors that ship: OpenVINO over a tiny random graph, and the simulated model."""
 
 import pytest
-from tests.contracts.executor_contract import ExecutorContract, MakeExecutor
-from tests.executors.tiny_graph import MANIFEST, VOCAB_SIZE, tiny_graph
 
 from headrace.executors.openvino_paged import OpenVINOExecutor
 from headrace.executors.simulated import SimulatedExecutor
+from tests.contracts.executor_contract import ExecutorContract, MakeExecutor
+from tests.executors.tiny_graph import MANIFEST, VOCAB_SIZE, tiny_graph
 
 
 class TestOpenVINOExecutor(ExecutorContract):

@@ -1,11 +1,11 @@
 """The shipped fakes keep the contracts of their ports."""
 
 import pytest
-from tests.contracts.event_sink_contract import EventSinkContract, SinkLink
-from tests.contracts.request_source_contract import RequestSourceContract, SourceLink
 
 from headrace.protocol.messages import CancelRequest, EventBatch
 from headrace.testing import InMemoryEventSink, InMemoryRequestSource, ManualClock
+from tests.contracts.event_sink_contract import EventSinkContract, SinkLink
+from tests.contracts.request_source_contract import RequestSourceContract, SourceLink
 
 
 class TestInMemoryRequestSource(RequestSourceContract):

@@ -1,13 +1,13 @@
 """Named cases of the scheduler: what servers of this kind got wrong, each as a test."""
 
 import pytest
-from tests.core.driver import EOS, VOCAB_SIZE, Driver, Outcome, alone, make_request, make_spec, rows_of
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.lifecycle import FinishReason, RequestState
 from headrace.protocol.step import StepFailure, StepPlan, StepResult
 from headrace.scheduling import Scheduler, SchedulerConfig
 from headrace.scheduling.sequence import Sequence
+from tests.core.driver import EOS, VOCAB_SIZE, Driver, Outcome, alone, make_request, make_spec, rows_of
 
 
 def assert_as_alone(driver: Driver, *request_ids: int) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.core.driver import VOCAB_SIZE, Driver, alone, make_request, make_spec
 
 from headrace.protocol.messages import GenerationRequest
+from tests.core.driver import VOCAB_SIZE, Driver, alone, make_request, make_spec
 
 LONGEST = 64  # prompt + output of any request here
 

@@ -3,10 +3,10 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.core.driver import Driver, alone, make_request, make_spec
 
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.step import StepFailure
+from tests.core.driver import Driver, alone, make_request, make_spec
 
 PROMPTS = st.lists(st.integers(2, 4), min_size=1, max_size=20)
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 import pytest
-from tests.contracts.executor_contract import Stepper, Story
 from tokenizers import Tokenizer
 
 from headrace.executors.openvino_paged import OpenVINOExecutor
@@ -24,6 +23,7 @@ from headrace.protocol.messages import GenerationRequest, TokenEvent
 from headrace.protocol.sampling import SamplingParams, StopConditions
 from headrace.scheduling import Scheduler, SchedulerConfig
 from headrace.scheduling.statistics import SchedulerStatistics
+from tests.contracts.executor_contract import Stepper, Story
 
 pytestmark = pytest.mark.slow
 

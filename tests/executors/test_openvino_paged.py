@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import openvino as ov
 import pytest
-from tests.contracts.executor_contract import Stepper, Story
-from tests.executors.tiny_graph import HEAD_SIZE, KV_HEADS, LAYERS, MANIFEST, NAN_TOKEN, VOCAB_SIZE, tiny_graph
 
 from headrace.executors.openvino_paged import OpenVINOExecutor
 from headrace.protocol.errors import ConfigurationError, ErrorCode, ModelError
 from headrace.protocol.graph import BLOCK_SIZE, LOG_NORMALIZER, PAST_LENS
 from headrace.protocol.sampling import SamplingParams
 from headrace.protocol.step import StepPlan
+from tests.contracts.executor_contract import Stepper, Story
+from tests.executors.tiny_graph import HEAD_SIZE, KV_HEADS, LAYERS, MANIFEST, NAN_TOKEN, VOCAB_SIZE, tiny_graph
 
 PROMPT = [2 + 7 * i % 300 for i in range(2 * BLOCK_SIZE + 5)]
 

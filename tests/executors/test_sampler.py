@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.executors.sampling_rows import plain_sample, sampling_row, scores_of
 
 from headrace.executors.inverse_cdf import MAX_SORTED, Draws, draw_from_all
 from headrace.executors.sampler import Sampler, Scores
@@ -12,6 +11,7 @@ from headrace.executors.uniform import uniform
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.sampling import MAX_SEED
 from headrace.protocol.step import StepRow
+from tests.executors.sampling_rows import plain_sample, sampling_row, scores_of
 
 BORDER = 1e-5  # nearer to a border than this, float32 may fall on its other side: neither is wrong
 

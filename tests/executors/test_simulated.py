@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.executors.sampling_rows import sampling_row
-from tests.executors.tiny_graph import MANIFEST
 
 from headrace.executors.simulated import MAX_OVERSLEPT_NS, SimulatedExecutor, SimulatedModel
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.step import StepPlan, StepResult, StepRow
+from tests.executors.sampling_rows import sampling_row
+from tests.executors.tiny_graph import MANIFEST
 
 WORDS = list(range(10, 200))
 EOS = 1

@@ -1,10 +1,10 @@
 """POST /v1/chat/completions, whole answers."""
 
 import pytest
-from tests.http.fakes import MAX_MODEL_LEN, MODEL, Surface, error_of, hangs_after, words
 
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.sampling import MAX_SEED
+from tests.http.fakes import MAX_MODEL_LEN, MODEL, Surface, error_of, hangs_after, words
 
 PROMPT_TOKENS = len("u:Hi;a:")
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.http.fakes import BOS, MAX_MODEL_LEN, VOCAB_SIZE, Surface, error_of, events_of
 
 from headrace.gateway.deltas import GenerationSpec, TextDelta
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.messages import Usage
+from tests.http.fakes import BOS, MAX_MODEL_LEN, VOCAB_SIZE, Surface, error_of, events_of
 
 
 def named(spec: GenerationSpec, number: int) -> list[TextDelta | None]:

@@ -3,12 +3,12 @@
 import html.parser
 
 import pytest
-from tests.http.fakes import MAX_MODEL_LEN, MODEL, Surface, error_of
 
 from headrace import __version__
 from headrace.gateway.http.openapi import OPERATIONS, openapi_document
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.telemetry.catalog import HTTP_ROUTES
+from tests.http.fakes import MAX_MODEL_LEN, MODEL, Surface, error_of
 
 
 def test_models(surface: Surface) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.http.fakes import MODEL, Surface, breaks_after
 
 from headrace.protocol.errors import ErrorCode, RequestError
+from tests.http.fakes import MODEL, Surface, breaks_after
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

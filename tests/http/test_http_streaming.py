@@ -5,12 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from tests.http.fakes import RawCall, Surface, breaks_after, error_of, events_of, hangs_after, words
 
 from headrace.gateway.deltas import GenerationSpec, TextDelta
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.messages import Usage
+from tests.http.fakes import RawCall, Surface, breaks_after, error_of, events_of, hangs_after, words
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}

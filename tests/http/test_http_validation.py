@@ -4,13 +4,13 @@ import json
 
 import msgspec
 import pytest
-from tests.http.fakes import VOCAB_SIZE, Surface, error_of
 
 from headrace.gateway.http.bodies import MAX_IGNORED_NAMES, check_nesting
 from headrace.gateway.http.schemas import ChatCompletionRequest, CompletionRequest
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.unsupported import rows_for
 from headrace.protocol.errors import ConfigurationError, RequestError
+from tests.http.fakes import VOCAB_SIZE, Surface, error_of
 
 MESSAGES = b'"messages":[{"role":"user","content":"Hi"}]'
 

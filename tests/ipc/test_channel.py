@@ -4,8 +4,6 @@ import itertools
 
 import msgspec
 import pytest
-from tests.contracts.event_sink_contract import EventSinkContract, SinkLink, batch
-from tests.contracts.request_source_contract import RequestSourceContract, SourceLink, request
 
 from headrace.ipc.channel import ChannelError, EventReceiver, RequestSender, RingEventSink, RingRequestSource
 from headrace.ipc.control import ControlEnd
@@ -14,6 +12,8 @@ from headrace.ipc.ring import RecordTooLarge, Ring, RingCorrupt
 from headrace.protocol.control import Stop
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import CancelRequest, EventBatch, TokenEvent, Usage, WorkerHello, WorkerLimits
+from tests.contracts.event_sink_contract import EventSinkContract, SinkLink, batch
+from tests.contracts.request_source_contract import RequestSourceContract, SourceLink, request
 
 HELLO = WorkerHello(3, "model", WorkerLimits(49152, 8192, 64, 1000, 32))
 

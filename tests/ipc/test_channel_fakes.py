@@ -1,10 +1,10 @@
 """The in-memory channels that other tests use keep the same contracts as the rings."""
 
 import pytest
-from tests.contracts.event_sink_contract import EventSinkContract, SinkLink
-from tests.contracts.request_source_contract import RequestSourceContract, SourceLink
 
 from headrace.testing.channels import InMemoryEventSink, InMemoryRequestSource
+from tests.contracts.event_sink_contract import EventSinkContract, SinkLink
+from tests.contracts.request_source_contract import RequestSourceContract, SourceLink
 
 
 class TestInMemoryRequestSource(RequestSourceContract):

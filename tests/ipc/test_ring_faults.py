@@ -1,10 +1,10 @@
 """Torn records, corrupt headers, and a side that dies at every single instruction."""
 
 import pytest
-from tests.ipc.opcodes import dies_at
 
 from headrace.ipc import ring as ring_module
 from headrace.ipc.ring import RecordTooLarge, Ring, RingCorrupt
+from tests.ipc.opcodes import dies_at
 
 WRITE, READ = 16, 32  # words of the header that hold the cursors
 DATA = 48 * 8  # where the data begin

@@ -8,11 +8,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ipc.opcodes import dies_at
 
 from headrace.ipc import status as status_module
 from headrace.ipc.segment import Segment, new_instance
 from headrace.ipc.status import StatusPage, StatusPageError
+from tests.ipc.opcodes import dies_at
 
 NAMES = ("epoch", "pid", "num_running")
 

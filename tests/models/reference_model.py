@@ -1,6 +1,7 @@
 """The forward pass of a llama-like model in float64 numpy, one token after another position: slow, short, and independent."""
 
 import numpy as np
+
 from tests.models.tiny_models import HEADS, KV_HEADS, LAYERS, Tiny
 
 

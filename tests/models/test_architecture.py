@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.tiny_models import make, write_gguf
 
 from headrace.models.architecture import config_from_gguf, config_from_huggingface
 from headrace.models.gguf_file import GgufFile
 from headrace.models.rope import Rope, RopeScaling
 from headrace.protocol.errors import ModelError
+from tests.models.tiny_models import make, write_gguf
 
 HUGGINGFACE: dict[str, Any] = {
     "model_type": "llama",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.models.tiny_models import make, write_gguf
 
 from headrace.models.architecture import config_from_gguf
 from headrace.models.gguf_file import GgufFile
 from headrace.protocol.errors import ModelError
+from tests.models.tiny_models import make, write_gguf
 
 U8, U32, F32, STRING, ARRAY, U64, I64 = 0, 4, 6, 8, 9, 10, 11
 

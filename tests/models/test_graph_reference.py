@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models import reference_model, tiny_models
-from tests.models.paged_runner import PagedRunner
-from tests.models.tiny_models import Tiny, make
 
 from headrace.models.prepare import load_graph, load_manifest, prepare, resolve_source
 from headrace.protocol import graph as names
 from headrace.protocol.errors import ModelError
+from tests.models import reference_model, tiny_models
+from tests.models.paged_runner import PagedRunner
+from tests.models.tiny_models import Tiny, make
 
 pytestmark = pytest.mark.slow  # each compiles a graph
 

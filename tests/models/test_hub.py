@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.models.tiny_models import make, write_huggingface
 
 from headrace.models import hub
 from headrace.models.prepare import load_manifest, prepare, resolve_source
 from headrace.protocol.errors import ModelError
+from tests.models.tiny_models import make, write_huggingface
 
 
 class FakeHub:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.models.tiny_models import make, write_huggingface
 
 from headrace.models.huggingface_folder import generation_defaults, read_tokenizer
 from headrace.protocol.errors import ModelError
 from headrace.protocol.manifest import GenerationDefaults
+from tests.models.tiny_models import make, write_huggingface
 
 
 @pytest.fixture

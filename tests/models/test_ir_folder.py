@@ -10,13 +10,13 @@ import openvino.opset13 as ops
 import pytest
 from openvino.op import Parameter
 from openvino.op.util import Variable, VariableInfo
-from tests.models import reference_model
-from tests.models.paged_runner import PagedRunner
-from tests.models.tiny_models import HEADS, LAYERS, Tiny, make, write_huggingface
 
 from headrace.models.prepare import load_graph, load_manifest, prepare, resolve_source
 from headrace.protocol import graph as names
 from headrace.protocol.errors import ModelError
+from tests.models import reference_model
+from tests.models.paged_runner import PagedRunner
+from tests.models.tiny_models import HEADS, LAYERS, Tiny, make, write_huggingface
 
 pytestmark = pytest.mark.slow
 IDS = [int(token) for token in np.random.default_rng(6).integers(3, 300, 40)]

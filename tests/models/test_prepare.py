@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.models.tiny_models import make, write_gguf, write_huggingface
 
 from headrace.models import prepare as module
 from headrace.models import prepared_folder
@@ -24,6 +23,7 @@ from headrace.models.prepare import (
 )
 from headrace.protocol import graph as names
 from headrace.protocol.errors import ModelError
+from tests.models.tiny_models import make, write_gguf, write_huggingface
 
 TINY = make("llama", adjacent=True)
 FILES = {names.MANIFEST_FILE, names.TOKENIZER_FILE, names.CHAT_TEMPLATE_FILE, names.GENERATION_DEFAULTS_FILE}

@@ -6,6 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+
+from headrace.models.gguf_file import GgufFile
+from headrace.models.gguf_tokenizer import build_tokenizer
+from headrace.protocol.errors import ModelError
+from headrace.text.tokenizer import TextTokenizer
 from tests.text.tiny_tokenizers import (
     BYTE,
     CONTROL,
@@ -17,11 +22,6 @@ from tests.text.tiny_tokenizers import (
     sentencepiece_metadata,
     tokenizer_of,
 )
-
-from headrace.models.gguf_file import GgufFile
-from headrace.models.gguf_tokenizer import build_tokenizer
-from headrace.protocol.errors import ModelError
-from headrace.text.tokenizer import TextTokenizer
 
 CORPUS = json.loads((Path(__file__).parent / "smollm_corpus.json").read_text(encoding="utf-8"))
 

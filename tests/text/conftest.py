@@ -2,11 +2,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 from headrace.models.gguf_file import GgufFile
 from headrace.models.gguf_tokenizer import TokenizerFiles, build_tokenizer
 from headrace.text.tokenizer import TextTokenizer
+from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 from headrace.models.gguf_tokenizer import TokenizerFiles
 from headrace.protocol.errors import ErrorCode, ModelError, RequestError
@@ -12,6 +11,7 @@ from headrace.protocol.graph import CHAT_TEMPLATE_FILE
 from headrace.text.chat_template import ChatTemplate, encode_chat, load_chat_template
 from headrace.text.marker_guard import MarkerGuard, unused_character
 from headrace.text.tokenizer import TextTokenizer
+from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -3,12 +3,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.test_tokenizer import KINDS
-from tests.text.tiny_tokenizers import sentencepiece_metadata, tokenizer_of
 
 from headrace.models.gguf_tokenizer import build_tokenizer
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.tokenizer import TextTokenizer
+from tests.text.test_tokenizer import KINDS
+from tests.text.tiny_tokenizers import sentencepiece_metadata, tokenizer_of
 
 EMOJI = "Repeat: 🫠🥹龜 👨‍👩‍👧‍👦 🇫🇷 你好。"
 TOKENIZERS = {

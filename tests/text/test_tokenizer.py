@@ -1,4 +1,5 @@
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -6,11 +7,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 from headrace.models.gguf_tokenizer import build_tokenizer
 from headrace.protocol.errors import ModelError, RequestError
 from headrace.text.tokenizer import TextTokenizer
+from tests.text.tiny_tokenizers import byte_level_metadata, sentencepiece_metadata, tokenizer_of
 
 MARKERS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<tool>", "<|im_", "im_end|>", "<", "▁", "<0x41>"]
 WORDS = ["hello", " hello", " world", "h", "123", "\n", "\r\n", "  ", "é", "e\u0301", "🫠", "龜", "\u00a0", "a"]
@@ -191,3 +192,18 @@ def test_a_file_that_cannot_be_read_is_a_model_error(tmp_path: Path) -> None:
 
 def tokenizer_id(token: str) -> int:
     return int(json.loads(BYTE_LEVEL)["model"]["vocab"][token])
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """The gateway's event loop is such a thread: it must not stand still for a prompt of megabytes."""
+    tokenizer = TextTokenizer.from_json(BYTE_LEVEL)
+    text = "hello world " * 50_000
+    with ThreadPoolExecutor(1) as pool:
+        started_ns = last_ns = time.monotonic_ns()
+        future = pool.submit(tokenizer.encode, text)
+        longest_ns = 0
+        while not future.done():
+            now_ns = time.monotonic_ns()
+            longest_ns, last_ns = max(longest_ns, now_ns - last_ns), now_ns
+        longest_ns = max(longest_ns, time.monotonic_ns() - last_ns)
+    assert longest_ns < (time.monotonic_ns() - started_ns) / 2

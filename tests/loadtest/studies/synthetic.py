@@ -100,8 +100,15 @@ class PaperServer:
             if self.max_queued is not None and (start - due) * self.requests_per_second > self.max_queued:
                 records.append(
                     RequestRecord(
-                        index=len(records), process=0, scheduled=due, sent=due, ended=due + 0.001,
-                        outcome=Outcome.REFUSED, status=503, error_kind="http_503", retry_after=1.0,
+                        index=len(records),
+                        process=0,
+                        scheduled=due,
+                        sent=due,
+                        ended=due + 0.001,
+                        outcome=Outcome.REFUSED,
+                        status=503,
+                        error_kind="http_503",
+                        retry_after=1.0,
                     )  # fmt: skip
                 )
                 continue

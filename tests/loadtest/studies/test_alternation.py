@@ -20,7 +20,9 @@ def arms_of(server: PaperServer, *names: str) -> list[Arm]:
 def test_two_arms_are_a_b_b_a_and_the_first_round_is_thrown_away():
     server = PaperServer()
     seen = []
-    blocks = alternate(arms_of(server, "A", "B"), 2, on_block=lambda block, number, total: seen.append((block.arm, number, total)))
+    blocks = alternate(
+        arms_of(server, "A", "B"), 2, on_block=lambda block, number, total: seen.append((block.arm, number, total))
+    )
     assert seen == [("B", 1, 6), ("A", 2, 6), ("A", 3, 6), ("B", 4, 6), ("B", 5, 6), ("A", 6, 6)]
     assert [(block.arm, block.round_number) for block in blocks] == [("A", 0), ("B", 0), ("B", 1), ("A", 1)]
 
