@@ -247,8 +247,18 @@ def test_a_client_gone_during_its_upload(surface: Surface) -> None:
     call._messages = [{"type": "http.request", "body": b"{", "more_body": True}]
     call.gone.set()
     asyncio.run(call.run())
-    assert call.sent == []
+    assert call.sent[0]["status"] == 400, "a client whose chunks were no chunks is there still"
+    assert b"not complete" in call.bodies[0]
     assert surface.service.http_counts == [(CHAT, 499)]
+
+
+def test_a_body_that_trickles_in_is_refused_in_time() -> None:
+    surface = Surface(HttpSettings(body_seconds=0.01))
+    call = RawCall(surface.app, CHAT, BODY)
+    call._messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+    asyncio.run(call.run())
+    assert call.sent[0]["status"] == 408
+    assert b"request_timeout" in call.bodies[0]
 
 
 def test_a_server_that_ends_cancels_its_streams(surface: Surface) -> None:

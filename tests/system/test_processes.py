@@ -212,3 +212,19 @@ def test_models_and_doctor_report():
     assert listed.returncode == 0, listed.stderr
     examined = subprocess.run([sys.executable, "-m", "headrace", "doctor"], capture_output=True, text=True, check=False)
     assert examined.returncode == 0, examined.stdout + examined.stderr
+
+
+def test_sigterm_while_the_model_is_prepared_ends_everything(tmp_path):
+    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", "--cache-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not (children := psutil.Process(process.pid).children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert psutil.wait_procs(children, 2)[1] == []
+    finally:
+        process.kill()

@@ -61,7 +61,7 @@ def prepare_model(settings: Settings) -> ServedModel:
 
 
 async def prepare_in_child(settings: Settings) -> ServedModel:
-    """Prepare in a process of its own. Raises ModelError with the reason."""
+    """Prepare in a process of its own, which ends when this is cancelled. Raises ModelError with the reason."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -69,7 +69,12 @@ async def prepare_in_child(settings: Settings) -> ServedModel:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    output, _ = await process.communicate(msgspec.json.encode(settings))
+    try:
+        output, _ = await process.communicate(msgspec.json.encode(settings))
+    finally:
+        if process.returncode is None:
+            process.kill()  # what it leaves is a partial folder that the next one starts anew
+            await process.wait()
     try:
         outcome = msgspec.json.decode(output, type=PrepareOutcome)
     except msgspec.DecodeError:

@@ -3,10 +3,12 @@
 Owns: the order of a start, and what the operator reads. Runs in: supervisor. Must not know: what a child does.
 """
 
+import asyncio
+import signal
 import sys
 
 from headrace.ipc.segment import remove_orphans
-from headrace.launch.model import prepare_in_child
+from headrace.launch.model import ServedModel, prepare_in_child
 from headrace.launch.settings import Settings
 from headrace.launch.supervisor import Supervisor
 from headrace.launch.wiring import Wiring
@@ -20,7 +22,10 @@ async def serve(settings: Settings) -> int:
     configure_logging(settings.operation.log_format, settings.operation.log_level)
     for orphan in remove_orphans():
         log.info("removed what a dead server left", segment=orphan.name, size_bytes=orphan.size_bytes)
-    model = await prepare_in_child(settings)
+    model = await _prepare_unless_stopped(settings)
+    if model is None:
+        log.info("stopped while the model was being prepared")
+        return 0
     name = settings.model.served_model_name or model.default_name
 
     def on_serving(address: str) -> None:
@@ -36,3 +41,15 @@ async def serve(settings: Settings) -> int:
             on_serving=on_serving,
         )
         return await supervisor.run()
+
+
+async def _prepare_unless_stopped(settings: Settings) -> ServedModel | None:
+    """The model, or None when a signal to stop came first: the child that prepares must not outlive us. Raises ModelError."""
+    loop = asyncio.get_running_loop()
+    preparing = asyncio.ensure_future(prepare_in_child(settings))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, preparing.cancel)  # the supervisor puts its own there
+    try:
+        return await preparing
+    except asyncio.CancelledError:
+        return None

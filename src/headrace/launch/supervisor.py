@@ -90,12 +90,17 @@ class Supervisor:
             epoch = self._worker_epoch
             started = asyncio.get_running_loop().time()
             self._worker = child = await self._wiring.start_worker(epoch, self._on_worker_ready)
+            if self._stop_asked.is_set():
+                await self._stop_late(child)
+                return
             self._tell_gateway(WorkerStarted(epoch, child.pid))
             code = await child.wait_exit()
             self._worker = None
-            if self._stop_asked.is_set():
-                return
             reason = child.explain_exit(code)
+            if self._stop_asked.is_set():
+                # Streams that the gateway lets end wait for this worker: they end now, not when the time for draining is over.
+                self._tell_gateway(WorkerExited(epoch, reason, 0.0, gives_up=True))
+                return
             delay = backoff.next_delay_seconds(asyncio.get_running_loop().time() - started)
             gives_up = not self._greeted and (child.failure is not None or backoff.num_failures >= MAX_FIRST_STARTS)
             self._tell_gateway(WorkerExited(epoch, reason, delay, gives_up))
@@ -112,6 +117,9 @@ class Supervisor:
             incarnation += 1
             started = asyncio.get_running_loop().time()
             self._gateway = child = await self._wiring.start_gateway(incarnation, self._on_gateway_ready)
+            if self._stop_asked.is_set():
+                await self._stop_late(child)
+                return
             if self._worker is not None:
                 self._tell_gateway(WorkerStarted(self._worker_epoch, self._worker.pid))
             code = await child.wait_exit()
@@ -187,6 +195,11 @@ class Supervisor:
         for child in (gateway, worker):
             if child is not None:
                 await child.stop_within(KILL_GRACE_SECONDS)
+
+    async def _stop_late(self, child: Child) -> None:
+        """End a child that was being started when the wish to stop came: `_end_children` may not have seen it."""
+        child.send(Stop())
+        await child.stop_within(KILL_GRACE_SECONDS)
 
     async def _until_exit_or_stop_now(self, child: Child, seconds: float) -> None:
         waits = [asyncio.create_task(child.wait_exit()), asyncio.create_task(self._stop_now.wait())]

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from headrace.loadtest.head_of_line import (
     BlockingVerdict,
     find_head_of_line,
-    find_prefill_stalls,
     find_short_prompt_tails,
     find_ttft_behind_queue,
 )
-from headrace.loadtest.records import RequestRecord, Run
+from headrace.loadtest.prefill_stalls import find_prefill_stalls
+from headrace.loadtest.records import Outcome, RequestRecord, Run
 from headrace.loadtest.statistics import Regression, regress
 from headrace.loadtest.verdicts import Finding
 
@@ -42,13 +42,15 @@ MIN_KNEE_POINTS = 4
 MAX_TAIL_SLOPE_SHARE = 0.25  # of the slope before the knee
 MIN_ERROR_CUT = 0.50  # of the squared error of one straight line
 MIN_KNEE_PEAK_SHARE = 0.85  # of the highest throughput of all points
+MIN_KNEE_RISE_SHARE = 0.20  # of the highest throughput, from the lowest load to the knee: less is noise around a flat line
 _NUM_BREAK_CANDIDATES = 400
 
 MIN_SATURATION_SECONDS = 30.0
 MAX_SATURATION_SECONDS = 120.0  # the last so many seconds are looked at
 NUM_BATCHES = 10  # means over tenths of the time: neighbours in a queue are alike, means of long stretches hardly
-MIN_GROWTH_SHARE = 0.5  # of the mean, that the fitted line must rise by: significant and small is no over-saturation
+MIN_GROWTH_SHARE = 1.0  # of the mean, that the fitted line must rise by
 MIN_SATURATION_REQUESTS = 40
+MIN_BACKLOG_DEVIATIONS = 2.0  # growth of the backlog, in standard deviations of chance at exactly full load
 
 
 class SweepPoint(NamedTuple):
@@ -73,7 +75,8 @@ def find_knee(points: Sequence[SweepPoint]) -> KneeVerdict:
     """Two straight lines that meet, fitted to throughput over load by least squares.
 
     Accepted as a knee when the second line rises by at most a quarter of the first one's slope, the pair halves the squared
-    error of one line, and throughput at the break is at least 85 % of the highest seen. Needs MIN_KNEE_POINTS loads.
+    error of one line, and throughput at the break is at least 85 % of the highest seen, and has risen by a fifth of that from
+    the lowest load. Needs MIN_KNEE_POINTS loads.
     """
     ordered = sorted(points)
     loads = np.array([point.load for point in ordered], dtype=np.float64)
@@ -96,7 +99,11 @@ def find_knee(points: Sequence[SweepPoint]) -> KneeVerdict:
         "peak_share_at_break": at_break / peak if peak > 0 else 0.0,
         "break_load": break_load,
     }
-    reason = _no_knee_reason(rise, tail, cut, at_break, peak)
+    risen = rise * (break_load - float(loads.min()))
+    if peak <= 0 or risen < MIN_KNEE_RISE_SHARE * peak:
+        reason = "throughput hardly rises with load, so that the lowest load is at or beyond it already"
+    else:
+        reason = _no_knee_reason(tail / rise, cut, at_break / peak)
     if reason:
         return KneeVerdict(found=False, is_judged=True, evidence=evidence, sentence=f"No knee in sight: {reason}.")
     return KneeVerdict(
@@ -105,20 +112,18 @@ def find_knee(points: Sequence[SweepPoint]) -> KneeVerdict:
         load=break_load,
         tokens_per_second=at_break,
         evidence=evidence,
-        sentence=f"The knee is at a load of {break_load:.3g}: {at_break:.4g} output tokens/s, {at_break / peak:.0%} of the most seen. "
-        "More load beyond it buys latency.",
+        sentence=f"The knee is at a load of {break_load:.3g}: {at_break:.4g} output tokens/s, {at_break / peak:.0%} of the "
+        "highest seen. More load beyond it buys latency.",
     )
 
 
-def _no_knee_reason(rise: float, tail: float, cut: float, at_break: float, peak: float) -> str:
-    if rise <= 0:
-        return "throughput does not rise with load anywhere, so the lowest load is at or beyond it already"
-    if tail > MAX_TAIL_SLOPE_SHARE * rise:
-        return f"throughput still rises at the highest load (by {tail / rise:.0%} of its first slope)"
+def _no_knee_reason(tail_share: float, cut: float, peak_share: float) -> str:
+    if tail_share > MAX_TAIL_SLOPE_SHARE:
+        return f"throughput still rises at the highest load (by {tail_share:.0%} of its first slope)"
     if cut < MIN_ERROR_CUT:
         return "one straight line fits throughput nearly as well as two"
-    if at_break < MIN_KNEE_PEAK_SHARE * peak:
-        return f"throughput where the slope changes is {at_break / peak:.0%} of the highest only: it bends gradually"
+    if peak_share < MIN_KNEE_PEAK_SHARE:
+        return f"throughput where the slope changes is {peak_share:.0%} of the highest only: it bends gradually"
     return ""
 
 
@@ -137,7 +142,7 @@ def _two_lines(x: Floats, y: Floats) -> tuple[float, tuple[float, float, float],
 
 
 def _squared_error(design: Floats, y: Floats) -> tuple[Floats, float]:
-    fitted = np.linalg.lstsq(design, y, rcond=None)[0]
+    fitted = np.asarray(np.linalg.lstsq(design, y, rcond=None)[0], dtype=np.float64)
     residuals = y - design @ fitted
     return fitted, float(residuals @ residuals)
 
@@ -145,9 +150,11 @@ def _squared_error(design: Floats, y: Floats) -> tuple[Floats, float]:
 def find_over_saturation(run: Run) -> Finding:
     """Whether the queue grew all along: requests in flight and TTFT both rise with time, clearly and by much.
 
-    Looks at the last MAX_SATURATION_SECONDS of the measured window. Each of the two is averaged over NUM_BATCHES equal stretches
-    of time (values a second apart in a queue are far from independent) and regressed on time; the lower end of the slope's
-    95 % t-interval must be above zero, and the line must rise by at least half the mean.
+    Looks at the last MAX_SATURATION_SECONDS of the measured window. Each of the two is averaged over NUM_BATCHES equal
+    stretches of time (values a second apart in a queue are far from independent) and regressed on time; the lower end of the
+    slope's 95 % t-interval must be above zero, and the line must rise by at least its mean (from nothing it rises by twice it).
+    A queue near full load wanders far by itself: n arrivals and n departures, both random, differ by sqrt(2 n) in the standard
+    deviation. The backlog must have grown by twice that as well.
     """
     name = "over-saturation"
     if run.settings.arrival == "closed":
@@ -178,13 +185,16 @@ def find_over_saturation(run: Run) -> Finding:
                 f"{what}_slope_high": line.slope_high,
             }
         )
-    found = all(
+    chance = math.sqrt(2.0 * len(records))
+    backlog = in_flight.slope * (end - begin) if in_flight is not None else 0.0
+    evidence |= {"backlog_growth_requests": backlog, "backlog_growth_deviations": backlog / chance}
+    found = backlog >= MIN_BACKLOG_DEVIATIONS * chance and all(
         line is not None and line.slope_low > 0.0 and growth >= MIN_GROWTH_SHARE
         for line, growth in zip((in_flight, ttft), growths, strict=True)
     )
     offered = f"{len(records) / (end - begin):.3g} requests/s"
     sentence = (
-        f"Over-saturated at {offered}: requests in flight and TTFT grew all along, so that percentiles depend on how long the run was."
+        f"Over-saturated at {offered}: requests in flight and TTFT grew all along: percentiles depend on how long the run was."
         if found
         else f"Not over-saturated at {offered}: requests in flight and TTFT did not both grow all along."
     )
@@ -201,9 +211,11 @@ def _mean_in_flight(records: Sequence[RequestRecord], edges: Floats, run_end: fl
 
 
 def _ttft_over_time(records: Sequence[RequestRecord], edges: Floats) -> Regression | None:
-    """Stretch means of TTFT from due over the time it was due. A request without text waited at least to its end."""
+    """Stretch means of TTFT from due over the time it was due. A failed request waited at least to its end."""
     due, waited = [], []
     for record in records:
+        if record.outcome is Outcome.REFUSED:
+            continue
         until = record.chunk_times[0] if record.chunk_times else record.ended
         if until is not None:
             due.append(record.scheduled)

@@ -95,14 +95,12 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            limit=0,
-            ttl_dns_cache=None,
-            force_close=self._opens_new_connections,
-            **({} if self._opens_new_connections else {"keepalive_timeout": IDLE_SECONDS}),
-        )
+        if self._opens_new_connections:
+            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, force_close=True)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, keepalive_timeout=IDLE_SECONDS)
         # aiohttp has no public place for this. Should it go, responses fall back to stamps at reading time, and a test fails.
-        connector._factory = functools.partial(_StampingHandler, asyncio.get_running_loop())
+        connector._factory = functools.partial(_StampingHandler, asyncio.get_running_loop())  # type: ignore[assignment]
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,
@@ -228,26 +226,24 @@ class HttpClient:
         return None
 
     def _tracing(self) -> aiohttp.TraceConfig:
-        """Hooks by which aiohttp says that a connection is there: the request's first byte is written next."""
+        """Hooks for what aiohttp does before an answer: it connects, and writes (the body's first piece goes with the head)."""
 
         async def note_begin(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
-            if isinstance(context.trace_request_ctx, RequestRecord):
-                context.connect_begin = time.monotonic()
+            context.connect_begin = time.monotonic()
 
         async def note_end(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
             if isinstance(record := context.trace_request_ctx, RequestRecord):
-                now = time.monotonic()
-                record.connect_seconds = now - context.connect_begin
-                record.sent = now - self.origin
+                record.connect_seconds = time.monotonic() - context.connect_begin
 
-        async def note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
-            if isinstance(record := context.trace_request_ctx, RequestRecord):
+        async def note_write(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+            if isinstance(record := context.trace_request_ctx, RequestRecord) and not hasattr(context, "is_written"):
                 record.sent = self._now()
+                context.is_written = True
 
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_create_start.append(note_begin)
         tracing.on_connection_create_end.append(note_end)
-        tracing.on_connection_reuseconn.append(note_reuse)
+        tracing.on_request_chunk_sent.append(note_write)
         return tracing
 
     @property

@@ -13,6 +13,7 @@ from headrace.loadtest.records import RunSettings
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+DEFAULT_MAX_OUTSTANDING = 4096
 
 
 class PlannedRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -49,7 +50,8 @@ class LoadPlan(msgspec.Struct, kw_only=True):
     path: str
     headers: dict[str, str] = {}
     opens_new_connections: bool = False  # a connection for each request; False: kept ones, opened before the clock starts
-    max_outstanding: int = 4096  # open loop: most requests under way at once; a loud warning when it was reached
+    # Open loop: most requests (conversations) under way at once; a loud warning when it was reached.
+    max_outstanding: int = DEFAULT_MAX_OUTSTANDING
 
     def __repr__(self) -> str:
         return f"LoadPlan(url={self.url!r}, headers={sorted(self.headers)}, settings={self.settings!r})"

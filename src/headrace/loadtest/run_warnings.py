@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.loadtest.records import Outcome, RequestRecord
 from headrace.loadtest.results import RunResult
 from headrace.loadtest.tokens import CountKind, TokenCounts
+from headrace.loadtest.verdicts import milliseconds
 
 MIN_SAMPLES = {"p90": 20, "p99": 200, "p99.9": 2000}  # two values beyond the percentile: fewer, and it is next to the maximum
 SHORT_ANSWER_SHARE = 0.95  # mean output below this share of what was asked is warned of
@@ -102,8 +103,8 @@ def _late_starts(inputs: WarningInputs) -> str:
     if late <= max(LATE_START_SECONDS, LATE_START_SHARE * from_sent.p50):
         return ""
     return (
-        f"Requests were sent late: counted from when they were due, TTFT p99 is {_time(from_due.p99)} and not "
-        f"{_time(from_sent.p99)}. Goodput counts from due."
+        f"Requests were sent late: counted from when they were due, TTFT p99 is {milliseconds(from_due.p99)} and not "
+        f"{milliseconds(from_sent.p99)}. Goodput counts from due."
     )
 
 
@@ -198,10 +199,7 @@ def _empty_first_events(inputs: WarningInputs) -> str:
     if lead <= max(EMPTY_EVENT_LEAD_SECONDS, EMPTY_EVENT_LEAD_SHARE * median_ttft):
         return ""
     return (
-        f"The server sends an event without text {_time(lead)} ahead of the first text: a tool that takes it for a token would "
-        f"report a TTFT of {_time(inputs.result.first_event_seconds.p50 or 0.0)}, not {_time(median_ttft)}."
+        f"The server sends an event without text {milliseconds(lead)} ahead of the first text: a tool that takes it for a "
+        f"token would report a TTFT of {milliseconds(inputs.result.first_event_seconds.p50 or 0.0)}, "
+        f"not {milliseconds(median_ttft)}."
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1.0 else f"{seconds:.2f} s"

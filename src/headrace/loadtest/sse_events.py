@@ -24,14 +24,14 @@ class SseEvent(msgspec.Struct, frozen=True):
 
 
 class SseParser:
-    """Incremental: feed bytes as they come, in any split. Lines end with LF, CRLF or CR; comments and unknown fields are skipped."""
+    """Feed bytes as they come, in any split. Lines end with LF, CRLF or CR; comments and unknown fields are skipped."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.num_comments = 0
         self._max_event_bytes = max_event_bytes
         self._line = bytearray()  # of a line whose end has not come
         self._data: list[bytes] = []
-        self._num_data_bytes = 0
+        self._num_event_bytes = 0
         self._type = ""
         self._ends_with_cr = False
         self._is_first = True
@@ -54,7 +54,7 @@ class SseParser:
                 self._line.clear()
             self._take_line(line, events)
         self._line += rest
-        if len(self._line) + self._num_data_bytes > self._max_event_bytes:
+        if len(self._line) + self._num_event_bytes > self._max_event_bytes:
             raise BadStreamError(f"an event is over {self._max_event_bytes} bytes")
         return events
 
@@ -70,13 +70,13 @@ class SseParser:
         if not line:
             if self._data:
                 events.append(SseEvent(b"\n".join(self._data), self._type))
-            self._data, self._num_data_bytes, self._type = [], 0, ""
+            self._data, self._num_event_bytes, self._type = [], 0, ""
             return
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
-            self._num_data_bytes += len(value) + 1
+            self._num_event_bytes += len(line) + 1
         elif name == b"event":
             self._type = value.decode("utf-8", "replace")
         elif not name:
@@ -94,7 +94,7 @@ class Usage(msgspec.Struct, frozen=True):
 class Said(msgspec.Struct):
     """What one event, or one whole answer, says.
 
-    `num_chars`: characters of text for the reader, whatever the field: content, reasoning, refusal, tool call names and arguments.
+    `num_chars`: characters of text, whatever the field: content, reasoning, refusal, names and arguments of tool calls.
     """
 
     num_chars: int = 0

@@ -81,7 +81,7 @@ def share_out(total: int, chunk_chars: list[int]) -> npt.NDArray[np.int64]:
     if wanted.sum() <= 0.0:
         wanted = chars
     shares = wanted * (spare / wanted.sum())
-    whole = np.floor(shares).astype(np.int64)
+    whole: npt.NDArray[np.int64] = np.floor(shares).astype(np.int64)
     left = spare - int(whole.sum())
     if left > 0:
         whole[np.argsort(whole - shares, kind="stable")[:left]] += 1

@@ -28,6 +28,7 @@ class ErrorCode(enum.Enum):
     NOT_FOUND = ErrorKind("not_found", 404, "NOT_FOUND", False)
     MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "NOT_FOUND", False)
     METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, "UNIMPLEMENTED", False)
+    REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, "DEADLINE_EXCEEDED", True)
     CONTENT_TOO_LARGE = ErrorKind("content_too_large", 413, "INVALID_ARGUMENT", False)
     UNSUPPORTED_MEDIA_TYPE = ErrorKind("unsupported_media_type", 415, "INVALID_ARGUMENT", False)
     INTERNAL = ErrorKind("internal_error", 500, "INTERNAL", False)

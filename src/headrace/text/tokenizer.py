@@ -135,7 +135,8 @@ class TextTokenizer:
             if index == 0 and self._leading_mark and not text.startswith(self._unmarked):
                 text = self._leading_mark + text
             try:
-                ids.extend(self._library.encode(text, add_special_tokens=False).ids)
+                # Not `encode`, which keeps the interpreter's lock: all other threads would wait for a long text.
+                ids.extend(self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             except TypeError as error:  # what the library says of text that has no UTF-8
                 raise RequestError("The text holds half a surrogate pair, which is not a character.") from error
         return ids

@@ -43,7 +43,13 @@ def simulate(arrivals, *, token_budget, max_rows=64, seed=0, shares_budget=False
     queue = sorted((due, place, prompt, output) for place, (due, prompt, output) in enumerate(arrivals))
     records = {
         place: RequestRecord(
-            index=place, process=0, scheduled=due, sent=due, prompt_tokens=prompt, output_tokens=output, finish_reasons=["length"]
+            index=place,
+            process=0,
+            scheduled=due,
+            sent=due,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            finish_reasons=["length"],
         )
         for due, place, prompt, output in queue
     }

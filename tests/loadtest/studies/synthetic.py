@@ -109,7 +109,7 @@ class PaperServer:
                         status=503,
                         error_kind="http_503",
                         retry_after=1.0,
-                    )  # fmt: skip
+                    )
                 )
                 continue
             free_at = start + 1 / (self.requests_per_second * self.speed)

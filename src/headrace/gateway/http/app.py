@@ -6,6 +6,7 @@ Plain ASGI throughout: nothing stands between a handler and the server's `send`,
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from starlette.routing import Route, Router
 
@@ -56,6 +57,7 @@ class Application:
         try:
             await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGoneError:
+            await _answer_broken_body(exchange)
             exchange.status = STATUS_CLIENT_GONE
         except RequestError as error:
             await self._refuse(exchange, error)
@@ -125,6 +127,13 @@ def _handlers(surface: Surface) -> dict[str, dict[str, Handler]]:
         "/openapi.json": {"GET": operations.openapi(surface)},
         "/docs": {"GET": operations.docs(surface)},
     }
+
+
+async def _answer_broken_body(exchange: Exchange) -> None:
+    """A body that breaks off, or whose chunks are none, looks as if the client had gone; one that is there still hears why."""
+    if exchange.status == 0:
+        with suppress(Exception):  # mostly nobody is there
+            await exchange.respond(400, error_body(RequestError("The request's body is not complete.")))
 
 
 async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:

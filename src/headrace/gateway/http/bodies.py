@@ -43,9 +43,9 @@ class BodyReader(Generic[T]):
         self._nested = {field: _names(struct) for field, struct in (nested or {}).items()}
 
     async def read(self, exchange: Exchange) -> T:
-        """Decode the body, and note unknown fields in the exchange. Raises RequestError 400, 413, 415; ClientGoneError."""
+        """Decode the body, and note unknown fields in the exchange. Raises RequestError 400, 408, 413, 415; ClientGoneError."""
         check_media_type(exchange)
-        body = await exchange.read_body(self._settings.max_body_bytes)
+        body = await exchange.read_body(self._settings.max_body_bytes, self._settings.body_seconds)
         check_nesting(body, self._settings.max_json_depth)
         try:
             request = self._decoder.decode(body)

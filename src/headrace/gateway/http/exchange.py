@@ -60,8 +60,16 @@ class Exchange:
         params: dict[str, Any] = self.scope.get("path_params", {})
         return params
 
-    async def read_body(self, max_bytes: int) -> bytes:
-        """The whole body. Raises RequestError for one that is too long, ClientGoneError when the client goes meanwhile."""
+    async def read_body(self, max_bytes: int, within_seconds: float) -> bytes:
+        """The whole body. Raises RequestError for one that is too long or too slow, ClientGoneError when the client goes."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                return await self._read_parts(max_bytes)
+        except TimeoutError:
+            message = f"The request body did not arrive within {within_seconds:g} seconds."
+            raise RequestError(message, code=ErrorCode.REQUEST_TIMEOUT) from None
+
+    async def _read_parts(self, max_bytes: int) -> bytes:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and len(declared) < 20 and int(declared) > max_bytes:
             raise _too_large(max_bytes)

@@ -34,7 +34,7 @@ class Operation:
     errors: tuple[int, ...] = ()
 
 
-_GENERATION_ERRORS = (400, 404, 413, 415, 500, 503)
+_GENERATION_ERRORS = (400, 404, 408, 413, 415, 500, 503)
 _STREAM_NOTE = (
     'With "stream": true the answer is text/event-stream: chunks of the same id, the first of each choice with its first text, '
     "the last with its finish_reason, then data: [DONE]. A fault after the start is one event with an error object. "
@@ -85,7 +85,7 @@ OPERATIONS = (
         schemas.TokenizeResponse,
         schemas.TokenizeRequest,
         {"prompt": "Hello, world"},
-        (400, 404, 413, 415, 503),
+        (400, 404, 408, 413, 415, 503),
     ),
     Operation(
         "post",
@@ -96,7 +96,7 @@ OPERATIONS = (
         schemas.DetokenizeResponse,
         schemas.DetokenizeRequest,
         {"tokens": [19556, 28, 905]},
-        (400, 404, 413, 415, 503),
+        (400, 404, 408, 413, 415, 503),
     ),
     Operation(
         "get",
@@ -127,6 +127,7 @@ OPERATIONS = (
 _REASONS = {
     400: "The request is at fault; param names the field.",
     404: "There is no such model.",
+    408: "The body did not arrive in time.",
     413: "The body is too long.",
     415: "The body is not JSON in UTF-8.",
     500: "The server is at fault.",

@@ -12,6 +12,7 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds on what one request may bring. Raises ConfigurationError for values that cannot work."""
 
     max_body_bytes: int = 4 * 1024 * 1024  # more is 413
+    body_seconds: float = 60.0  # in which a body has to arrive: one that trickles in holds memory all the while
     max_json_depth: int = 64  # brackets inside brackets
     max_choices: int = 128  # `n`
     max_sequences: int = 512  # prompts times `n` of one request

@@ -11,6 +11,7 @@ REPORT_FORMAT = "headrace-audit"
 REPORT_VERSION = 1
 MAX_EVIDENCE_CHARS = 320
 REFUSED_CREDIT = 0.5  # an optional feature that the server clearly refuses: nobody is misled, but nobody has it either
+REFUSED_HINT = "A clear refusal of an optional field counts half; the rest is for implementing it."
 
 
 class Outcome(enum.Enum):
@@ -109,7 +110,7 @@ def honoured(evidence: str) -> Finding:
 
 def refused(evidence: str) -> Finding:
     """The field is clearly refused. A pass with half the credit: an application knows where it stands."""
-    return Finding(Outcome.PASS, clip(f"refused: {evidence}"), "refused", REFUSED_CREDIT)
+    return Finding(Outcome.PASS, clip(f"refused: {evidence}"), "refused", REFUSED_CREDIT, REFUSED_HINT)
 
 
 def ignored(evidence: str) -> Finding:

@@ -18,7 +18,7 @@ READ_BYTES = 64 * 1024
 NO_BODY_STATUSES = (204, 304)
 
 
-class _Malformed(Exception):
+class _MalformedError(Exception):
     """The reply breaks HTTP/1.1's framing."""
 
 
@@ -82,7 +82,7 @@ class RawClient:
             is_kept = await self._read(connection, ask, reply)
         except asyncio.IncompleteReadError:
             reply.fault = "cut: the connection closed " + ("inside the body" if reply.status else "before a status line")
-        except _Malformed as error:
+        except _MalformedError as error:
             reply.fault = f"malformed: {error}"
         except (OSError, ssl.SSLError, asyncio.LimitOverrunError, ValueError) as error:
             reply.fault = f"{'cut' if connection else 'connect'}: {type(error).__name__}: {error}"
@@ -138,7 +138,7 @@ class RawClient:
             await self._read_chunked(reader, ask, reply)
         elif length is not None:
             if not length.isdecimal():
-                raise _Malformed(f"Content-Length {length!r}")
+                raise _MalformedError(f"Content-Length {length!r}")
             await self._read_exactly(reader, int(length), ask, reply)
             reply.is_whole = True
         else:  # until the server closes
@@ -154,13 +154,13 @@ class RawClient:
         version, _, rest = line.partition(" ")
         status = rest[:3]
         if not (version.startswith("HTTP/1.") and len(status) == 3 and status.isdecimal()):
-            raise _Malformed(f"status line {line[:80]!r}")
+            raise _MalformedError(f"status line {line[:80]!r}")
         reply.http_version = version
         reply.status = int(status)
         while line := (await reader.readuntil(b"\r\n")).decode("latin-1").rstrip("\r\n"):
             name, colon, value = line.partition(":")
             if not colon or len(reply.headers) >= MAX_HEADERS:
-                raise _Malformed(f"header {line[:80]!r}")
+                raise _MalformedError(f"header {line[:80]!r}")
             reply.headers.append((name.strip().lower(), value.strip()))
 
     async def _read_chunked(self, reader: asyncio.StreamReader, ask: Ask, reply: Reply) -> None:
@@ -169,9 +169,9 @@ class RawClient:
             try:
                 size = int(line, 16)
             except ValueError:
-                raise _Malformed(f"chunk size {line[:40]!r}") from None
+                raise _MalformedError(f"chunk size {line[:40]!r}") from None
             if size < 0:
-                raise _Malformed(f"chunk size {line[:40]!r}")
+                raise _MalformedError(f"chunk size {line[:40]!r}")
             if size == 0:
                 while await reader.readuntil(b"\r\n") != b"\r\n":
                     pass
@@ -179,7 +179,7 @@ class RawClient:
                 return
             await self._read_exactly(reader, size, ask, reply)
             if await reader.readexactly(2) != b"\r\n":
-                raise _Malformed("a chunk is longer than it says")
+                raise _MalformedError("a chunk is longer than it says")
 
     async def _read_exactly(self, reader: asyncio.StreamReader, size: int, ask: Ask, reply: Reply) -> None:
         left = size
@@ -194,6 +194,6 @@ class RawClient:
         reply.pieces.append((self._clock.now(), data))
         reply.num_body_bytes += len(data)
         if reply.num_body_bytes > MAX_BODY_BYTES:
-            raise _Malformed(f"the body is longer than {MAX_BODY_BYTES} bytes")
+            raise _MalformedError(f"the body is longer than {MAX_BODY_BYTES} bytes")
         if ask.on_piece is not None:
             ask.on_piece(reply)

@@ -21,11 +21,11 @@ class Group(enum.Enum):
     ANSWERS = "Answers"
     STREAMING = "Streaming"
     ERRORS = "Errors"
-    CANCELLATION = "Cancellation"
     OVERLOAD = "Overload"
     HEALTH = "Health and models"
     METRICS = "Metrics"
     CONNECTIONS = "Connections"
+    CANCELLATION = "Cancellation"  # last: what a server fails to cancel would disturb the others
 
 
 @dataclass(frozen=True, slots=True)

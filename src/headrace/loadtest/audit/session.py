@@ -5,7 +5,7 @@ Owns: Session, Facts, Surface and the budget. Runs in: audit. Must not know: any
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,9 @@ from headrace.loadtest.audit.exposition import Exposition, read_exposition
 from headrace.loadtest.audit.findings import CannotJudge
 from headrace.loadtest.audit.wire import Ask, Clock, Exchanger, Reply
 
-METRICS_PATHS = ("/metrics", "/v1/metrics")
+METRICS_PATH = "/metrics"
 REFERENCE_TOKENS = 32
-COUNTING = {
-    "chat": "Count from 1 to 200 in digits, separated by commas. Write nothing else.",
-    "text": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
-}
+STORY = {"chat": "Write a long story about a river.", "text": "Once upon a time, there was a river that"}
 
 
 class Surface(enum.Enum):
@@ -36,16 +33,20 @@ class Surface(enum.Enum):
         return "/v1/chat/completions" if self is Surface.CHAT else "/v1/completions"
 
 
+Http2Probe = Callable[[str, tuple[tuple[str, str], ...]], Awaitable[tuple[str, str]]]
+
+
 class BudgetExhausted(CannotJudge):
     """The audit's limit of requests is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The greedy answer to the counting prompt, asked twice; `is_stable`: both were the same."""
+    """The greedy answer to the story prompt, asked twice; `is_stable`: both were the same."""
 
     answer: Answer
     is_stable: bool
+    seconds: float  # of the second answer
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Session:
         max_requests: int = 300,
         timeout_seconds: float = 60.0,
         is_quick: bool = False,
+        http2_probe: Http2Probe | None = None,
     ) -> None:
         self._exchanger = exchanger
         self.clock = clock
@@ -82,21 +84,34 @@ class Session:
         self.max_requests = max_requests
         self.timeout_seconds = timeout_seconds
         self.is_quick = is_quick
+        self._http2_probe = http2_probe
         self.facts = Facts()
         self.num_requests = 0
         self.allowance = max_requests  # most that num_requests may reach within the running check
         self.journal: list[Reply] = []  # every reply with an error status or a fault; the limit of requests bounds it
         self.memory: dict[str, Reply] = {}
+        self.has_timed_out = False  # since the runner looked last
 
     async def ask(self, ask: Ask) -> Reply:
         """One request as it is, with the key's header and the count. Raise BudgetExhausted beyond the limits."""
-        if self.num_requests >= min(self.allowance, self.max_requests):
-            raise BudgetExhausted(f"the limit of {self.max_requests} requests is used up")
-        self.num_requests += 1
+        self._count()
         reply = await self._exchanger.exchange(ask)
+        self.has_timed_out = self.has_timed_out or reply.fault.startswith("timeout")
         if not reply.is_dropped and (reply.fault or reply.status is None or reply.status >= 400):
             self.journal.append(reply)
         return reply
+
+    async def ask_http2(self, path: str) -> tuple[str, str]:
+        """A GET over HTTP/2: the version spoken and words for people. Raise ImportError without the client for it."""
+        if self._http2_probe is None:
+            raise CannotJudge("no HTTP/2 client")
+        self._count()
+        return await self._http2_probe(path, self.headers())
+
+    def _count(self) -> None:
+        if self.num_requests >= min(self.allowance, self.max_requests):
+            raise BudgetExhausted(f"the limit of {self.max_requests} requests is used up")
+        self.num_requests += 1
 
     def headers(self, *more: tuple[str, str], accept: str = "*/*") -> tuple[tuple[str, str], ...]:
         """Headers of an ordinary request, the key's included."""
@@ -127,8 +142,8 @@ class Session:
         return Ask("POST", path, headers, data, timeout_seconds or self.timeout_seconds, lane, drop, on_piece)
 
     def body(self, surface: Surface, prompt: str = "", **fields: Any) -> dict[str, Any]:
-        """A request body; the counting prompt unless another is given, and greedy unless `fields` say otherwise."""
-        text = prompt or COUNTING[surface.value]
+        """A request body; the story prompt unless another is given, and greedy unless `fields` say otherwise."""
+        text = prompt or STORY[surface.value]
         body: dict[str, Any] = {"model": self.model} if self.model else {}
         body |= {"messages": [{"role": "user", "content": text}]} if surface is Surface.CHAT else {"prompt": text}
         return body | {"temperature": 0, "max_tokens": REFERENCE_TOKENS} | fields
@@ -137,15 +152,15 @@ class Session:
         """One generation; see `body`."""
         return await self.post(surface.path, self.body(surface, prompt, **fields))
 
-    async def remembered(self, name: str, make: Callable[[], Any]) -> Reply:
-        """The reply of that name, asked for once in an audit. `make` returns an awaitable Reply."""
+    async def remembered(self, name: str, make: Callable[[], Awaitable[Reply]]) -> Reply:
+        """The reply of that name, asked for once in an audit."""
         if name not in self.memory:
             self.memory[name] = await make()
         return self.memory[name]
 
     async def sample(self, surface: Surface, *, with_usage: bool) -> Reply:
-        """The counting prompt, streamed; asked for once."""
-        options = {"stream_options": {"include_usage": True}} if with_usage else {}
+        """The story prompt, streamed; asked for once."""
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}} if with_usage else {}
         return await self.remembered(
             f"stream {surface.value} {with_usage}", lambda: self.generate(surface, stream=True, **options)
         )

@@ -46,7 +46,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class StreamedChoice:
-    """One choice, put together again. `deltas`: its non-empty texts in order; `role_positions`: which of its events named a role."""
+    """One choice, put together again. `deltas`: its non-empty texts; `role_positions`: which of its events named a role."""
 
     deltas: list[str] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)

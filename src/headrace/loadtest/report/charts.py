@@ -6,6 +6,7 @@ Every function returns one <svg> element, text kept as text, with a title and de
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from headrace.loadtest.records import Outcome, Run
 from headrace.loadtest.report.model import Curve, Ratio
 from headrace.loadtest.report.palette import series_colour, stand_in
 from headrace.loadtest.report.samples import Array, concurrency, end_of, nice_bin_seconds, tokens_over_time
-from headrace.loadtest.report.svg import draw_svg
+from headrace.loadtest.report.svg import WIDE_INCHES, draw_svg
 from headrace.loadtest.report.tables import figure_name, number, seconds
 
 MAX_ECDF_POINTS = 300
@@ -25,15 +26,16 @@ _NAN = float("nan")
 
 
 def ecdf_chart(title: str, samples: Mapping[str, Array], x_label: str) -> str:
-    """Share of samples at or below a latency, log x. Zeros (merged tokens) lift the start of a line."""
+    """Share of samples at or below a latency, log x. A label without samples keeps its colour, so that charts match."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         positive = [values[values > 0] for values in samples.values() if np.any(values > 0)]
+        lines = {}
         for place, (label, values) in enumerate(samples.items()):
             x, y = _ecdf(values)
             if x.size:
-                axes.plot(x, y, drawstyle="steps-post", label=label, **_line_style(place))
+                (lines[label],) = axes.plot(x, y, drawstyle="steps-post", **_line_style(place))
         for share in (0.5, 0.9, 0.99):
             axes.axhline(share, color=stand_in("shade"), linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 0.9, 0.99], ["0", "25", "p50", "75", "p90", "p99"])
@@ -41,9 +43,14 @@ def ecdf_chart(title: str, samples: Mapping[str, Array], x_label: str) -> str:
         axes.set_ylabel("% of samples at or below")
         axes.set_xlabel(x_label)
         if positive:
-            _log_seconds(axes, "x", min(float(item.min()) for item in positive), max(float(item.max()) for item in positive))
+            _log_seconds(
+                axes,
+                "x",
+                min(float(np.quantile(item, 0.005)) for item in positive),
+                max(float(item.max()) for item in positive),
+            )
         if len(samples) > 1:
-            _legend_above(axes, len(samples))
+            _legend_above(axes, lines)
 
     described = "; ".join(f"{label}: {_median_and_tail(values)}" for label, values in samples.items())
     return draw_svg(title, f"Cumulative distribution. {described}", draw, 2.9)
@@ -54,18 +61,18 @@ def tail_chart(title: str, samples: Mapping[str, Array], y_label: str) -> str:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        lows, highs, longest = [], [], 10
+        lows, highs, longest, lines = [], [], 10, {}
         for place, (label, values) in enumerate(samples.items()):
             ordered = np.sort(values[values > 0])
             if ordered.size:
                 longest = max(longest, ordered.size)
                 rest = np.geomspace(1.0, 1.0 / ordered.size, MAX_ECDF_POINTS)
                 places = np.minimum((ordered.size * (1.0 - rest)).astype(int), ordered.size - 1)
-                axes.plot(rest, ordered[places], label=label, **_line_style(place))
-                lows.append(float(ordered[0]))
+                (lines[label],) = axes.plot(rest, ordered[places], **_line_style(place))
+                lows.append(float(np.quantile(ordered, 0.05)))  # the fast end would squeeze the tail
                 highs.append(float(ordered[-1]))
         axes.set_xscale("log")
-        axes.invert_xaxis()
+        axes.set_xlim(1.0, 1.0 / longest)
         names = {1.0: "p0", 0.5: "p50", 0.1: "p90", 0.01: "p99", 0.001: "p99.9", 1e-4: "p99.99", 1e-5: "p99.999"}
         shown = {rest: name for rest, name in names.items() if rest >= 0.9 / longest}
         axes.set_xticks(list(shown), list(shown.values()))
@@ -75,7 +82,7 @@ def tail_chart(title: str, samples: Mapping[str, Array], y_label: str) -> str:
         if lows:
             _log_seconds(axes, "y", min(lows), max(highs))
         if len(samples) > 1:
-            _legend_above(axes, len(samples))
+            _legend_above(axes, lines)
 
     described = "; ".join(f"{label}: {_median_and_tail(values)}" for label, values in samples.items())
     return draw_svg(title, f"Latency by percentile. {described}", draw, 2.9)
@@ -88,37 +95,28 @@ def timeline_chart(title: str, run: Run) -> str:
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.2, 1.2))
         _draw_request_bars(top, run)
         state = concurrency(run)
-        middle.fill_between(
-            state.times, state.streaming, step="post", color=series_colour(0), alpha=0.75, linewidth=0, label="streaming"
-        )
-        middle.fill_between(
-            state.times,
-            state.streaming,
-            state.streaming + state.waiting,
-            step="post",
-            color=series_colour(1),
-            alpha=0.75,
-            linewidth=0,
-            label="waiting for the first token",
-        )
+        filled: Any = {"step": "post", "alpha": 0.75, "linewidth": 0}
+        middle.fill_between(state.times, state.streaming, color=series_colour(0), **filled)
+        middle.fill_between(state.times, state.streaming, state.streaming + state.waiting, color=series_colour(1), **filled)
         middle.set_ylabel("running")
         width = nice_bin_seconds(run.wall_seconds)
         starts, rates = tokens_over_time(run, width)
-        bottom.fill_between(starts, rates, step="post", color=series_colour(2), alpha=0.75, linewidth=0)
+        bottom.fill_between(starts, rates, color=series_colour(2), **filled)
         bottom.set_ylabel("tokens/s")
         bottom.set_xlabel(f"seconds since the start (tokens in bins of {seconds(width)})")
         for axes in (top, middle, bottom):
             axes.set_xlim(0, run.wall_seconds)
-            axes.set_ylim(bottom=0)
             axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
             for begin, end in ((0.0, run.window_begin), (run.window_end, run.wall_seconds)):
                 if end > begin:
                     axes.axvspan(begin, end, color=stand_in("shade"), alpha=0.25, linewidth=0, zorder=0)
+        middle.set_ylim(bottom=0)
+        bottom.set_ylim(bottom=0)
         figure.align_ylabels()
 
     failed = sum(record.outcome is not Outcome.COMPLETED for record in run.requests)
     text = f"{len(run.requests)} requests over {run.wall_seconds:.1f} s, {failed} not completed."
-    return draw_svg(title, text, draw, 4.6)
+    return draw_svg(title, text, draw, 4.8, WIDE_INCHES)
 
 
 def _draw_request_bars(axes: Any, run: Run) -> None:
@@ -139,18 +137,18 @@ def _draw_request_bars(axes: Any, run: Run) -> None:
         if record.outcome is not Outcome.COMPLETED:
             lost.append((end, row))
     width = min(max(150.0 / max(len(records), 1), 0.35), 5.0)
+    lines = {}
     for spans, place, label in ((waits, 1, "waiting for the first token"), (streams, 0, "streaming")):
         x = [value for begin, end, _ in spans for value in (begin, end, _NAN)]
         y = [value for _, _, row in spans for value in (row, row, _NAN)]
-        axes.plot(x, y, color=series_colour(place), linewidth=width, solid_capstyle="butt", label=label)
+        (lines[label],) = axes.plot(x, y, color=series_colour(place), linewidth=width, solid_capstyle="butt")
     if lost:
         x_lost, y_lost = zip(*lost, strict=True)
-        axes.plot(
-            x_lost, y_lost, "x", color=stand_in("bad"), markersize=5, markeredgewidth=1.4, label="refused, failed or unfinished"
-        )
+        (cross,) = axes.plot(x_lost, y_lost, "x", color=stand_in("bad"), markersize=5, markeredgewidth=1.4)
+        lines["refused, failed, unfinished"] = cross
     axes.set_ylabel("request")
-    axes.invert_yaxis()
-    _legend_above(axes, 3 if lost else 2, line_width=4)
+    axes.set_ylim(max(len(records), 5) - 0.3, -0.7)
+    _legend_above(axes, lines, line_width=4)
     axes.grid(visible=False, axis="y")
 
 
@@ -159,12 +157,13 @@ def curve_chart(curve: Curve) -> str:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
+        lines = {}
         for place, (label, points) in enumerate(curve.series.items()):
             kept = sorted(point for point in points if all(map(math.isfinite, point)))
             if not kept:
                 continue
             x, y = zip(*kept, strict=True)
-            axes.plot(x, y, marker=MARKERS[place % len(MARKERS)], markersize=4.5, label=label, **_line_style(place))
+            (lines[label],) = axes.plot(x, y, marker=MARKERS[place % len(MARKERS)], markersize=4.5, **_line_style(place))
             band = sorted(item for item in curve.bands.get(label, []) if all(map(math.isfinite, item)))
             if band:
                 bx, low, high = zip(*band, strict=True)
@@ -180,7 +179,7 @@ def curve_chart(curve: Curve) -> str:
                     va="top", color=stand_in("bad"), fontsize=9,
                 )  # fmt: skip
         if len(curve.series) > 1:
-            _legend_above(axes, len(curve.series))
+            _legend_above(axes, lines)
 
     marks = "; ".join(f"{mark.label} at {number(mark.x)}" for mark in curve.marks)
     text = f"{curve.y_label} against {curve.x_label}: {', '.join(curve.series)}. {marks}"
@@ -224,7 +223,7 @@ class Panel(NamedTuple):
 
 def comparison_chart(title: str, panels: Sequence[Panel]) -> str:
     """Small multiples: in each panel one figure, a row for each result, whiskers are 95 % intervals."""
-    num_columns = 2 if len(panels) > 1 else 1
+    num_columns = min(3, len(panels))
     num_rows = math.ceil(len(panels) / num_columns)
     labels = list(dict.fromkeys(row.label for panel in panels for row in panel.rows))
 
@@ -245,16 +244,17 @@ def comparison_chart(title: str, panels: Sequence[Panel]) -> str:
                 axes.annotate(text(value), (value, row), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8.5)
             axes.set_yticks(range(len(labels)), [_shorten(label) for label in labels])
             axes.set_ylim(len(labels) - 0.5, -0.75)
-            axes.margins(x=0.18)
+            reach = max([value for row in entries for value in (row.value, *(row.bounds or ()))])
+            axes.set_xlim(0, reach * 1.12 or 1.0)  # from zero: a small difference looks small
             axes.tick_params(axis="y", labelcolor=stand_in("ink"))
             axes.xaxis.get_major_locator().set_params(nbins=4)
-            axes.xaxis.set_major_formatter(lambda value, _, text=text: text(value))
+            axes.xaxis.set_major_formatter(lambda value, _, text=text: re.sub(r"\.0+(?=\D|$)", "", text(value)))
             axes.grid(visible=False, axis="y")
 
     described = "; ".join(
         f"{name}: " + ", ".join(f"{label} {text(value)}" for label, value, _ in rows) for name, text, rows in panels
     )
-    return draw_svg(title, described, draw, num_rows * (0.75 + 0.34 * len(labels)) + 0.2)
+    return draw_svg(title, described, draw, num_rows * (0.75 + 0.34 * len(labels)) + 0.2, WIDE_INCHES)
 
 
 def ratio_chart(title: str, ratios: Sequence[Ratio]) -> str:
@@ -291,24 +291,30 @@ def ratio_chart(title: str, ratios: Sequence[Ratio]) -> str:
         axes.grid(visible=False, axis="y")
 
     text = "; ".join(f"{figure_name(ratio.figure)} {ratio.value:.3f}" for ratio in ratios)
-    return draw_svg(title, text, draw, 0.9 + 0.36 * len(ratios))
+    return draw_svg(title, text, draw, 0.9 + 0.36 * len(ratios), WIDE_INCHES)
 
 
 def _line_style(place: int) -> dict[str, Any]:
     return {"color": series_colour(place), "linestyle": ("-", (0, (5, 2)), (0, (1, 1.5)))[place // 6 % 3]}
 
 
-def _legend_above(axes: Any, num_entries: int, line_width: float | None = None) -> None:
+def _legend_above(axes: Any, lines: Mapping[str, Any], line_width: float | None = None) -> None:
+    """A legend over the plot. Names are set afterwards: matplotlib would hide some and read markup in others."""
+    if not lines:
+        return
+    placeholders = [f"line {place}" for place in range(len(lines))]
     legend = axes.legend(
+        list(lines.values()),
+        placeholders,
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
-        ncols=min(num_entries, 3),
+        ncols=min(len(lines), 3),
         borderaxespad=0.2,
         handlelength=1.6,
         columnspacing=1.2,
     )
-    for text in legend.get_texts():
-        text.set_text(_shorten(text.get_text()))
+    for text, label in zip(legend.get_texts(), lines, strict=True):
+        text.set_text(_shorten(label))
     for line in legend.get_lines() if line_width else ():
         if line.get_linestyle() != "None":
             line.set_linewidth(line_width)
@@ -361,5 +367,5 @@ def _median_and_tail(values: Array) -> str:
     return f"median {seconds(float(np.median(values)))}, largest {seconds(float(values.max()))}, {values.size} samples"
 
 
-def _shorten(label: str, limit: int = 28) -> str:
+def _shorten(label: str, limit: int = 30) -> str:
     return label if len(label) <= limit else label[: limit - 1] + "…"

@@ -13,10 +13,13 @@ from typing import Any
 
 import msgspec
 
+from headrace.loadtest.figures import timings_of
 from headrace.loadtest.records import Outcome, RequestRecord, Run
+from headrace.loadtest.report.clean_text import valid_text
 from headrace.loadtest.report.model import REPORT_KINDS, Report
-from headrace.loadtest.report.samples import is_measured, request_figures
-from headrace.loadtest.results import Distribution, RunResult
+from headrace.loadtest.report.samples import is_measured
+from headrace.loadtest.report.tables import DISTRIBUTION_KEYS, distribution_of
+from headrace.loadtest.results import RunResult
 
 FORMAT = "headrace-bench"
 FORMAT_VERSION = 1
@@ -106,7 +109,12 @@ def save_csv(report: Report, path: Path) -> None:
 
 
 def save_requests_csv(report: Report, path: Path) -> None:
-    """One line for each request of all runs, times in seconds since the run's start. Raises: ReportFileError."""
+    """One line for each request of all runs, times in seconds since the run's start.
+
+    Raises: ReportFileError when it cannot be written, or the report holds no raw records.
+    """
+    if not any(section.runs for section in report.sections):
+        raise ReportFileError("there are no raw records (were they saved with --no-records?), and so no requests to list")
     rows = (
         _request_row(run, number, record)
         for section in report.sections
@@ -123,18 +131,17 @@ _RESULT_FIGURES = (
     "window_seconds", "requests_per_second", "offered_per_second", "output_tokens", "output_tokens_per_second",
     "prompt_tokens", "goodput", "token_counts", "usage_mismatches",
 )  # fmt: skip
-_DISTRIBUTIONS = tuple(field.name for field in msgspec.structs.fields(RunResult) if field.type is Distribution)
 _COUNTS = ("offered", "completed", "refused", "failed")
 _REQUEST_COLUMNS = (
     "label", "run", "index", "process", "group", "is_stream", "is_measured", "scheduled", "sent", "connect_seconds",
     "headers_at", "first_event_at", "first_text_at", "last_text_at", "ended", "outcome", "status", "error_kind", "error_detail",
     "finish_reasons", "target_prompt_tokens", "target_output_tokens", "prompt_tokens", "output_tokens", "cached_tokens",
-    "counted_chunks", "retry_after", "ttft_seconds", "tpot_seconds", "worst_chunk_tbt_seconds", "e2e_seconds",
+    "counted_chunks", "retry_after", "ttft_seconds", "tpot_seconds", "worst_tbt_seconds", "e2e_seconds",
 )  # fmt: skip
 
 
 def _result_columns() -> list[str]:
-    figures = [f"{name}_{part}" for name in _DISTRIBUTIONS for part in (*PERCENTILES, "count")]
+    figures = [f"{name}_{part}" for name in DISTRIBUTION_KEYS for part in (*PERCENTILES, "count")]
     client = ["client_cpu_cores", "client_send_lag_p99_seconds", "client_was_bottleneck"]
     return [
         "label",
@@ -152,8 +159,8 @@ def _result_row(result: RunResult) -> dict[str, Any]:
     row |= {f"setting_{name}": getattr(result.settings, name) for name in _RESULT_SETTINGS}
     row |= {name: getattr(result.requests, name) for name in _COUNTS}
     row |= {name: getattr(result, name) for name in _RESULT_FIGURES}
-    for name in _DISTRIBUTIONS:
-        distribution: Distribution = getattr(result, name)
+    for name in DISTRIBUTION_KEYS:
+        distribution = distribution_of(result, name)
         row |= {f"{name}_{part}": getattr(distribution, part) for part in (*PERCENTILES, "count")}
     row["client_cpu_cores"] = result.client.cpu_cores_used
     row["client_send_lag_p99_seconds"] = result.client.send_lag_p99_seconds
@@ -163,16 +170,13 @@ def _result_row(result: RunResult) -> dict[str, Any]:
 
 def _request_row(run: Run, number: int, record: RequestRecord) -> dict[str, Any]:
     row = {name: getattr(record, name, None) for name in _REQUEST_COLUMNS}
-    figures = request_figures(record)
     row |= {"label": run.label, "run": number, "is_measured": is_measured(run, record), "outcome": record.outcome.value}
-    row |= {"first_text_at": record.chunk_times[0], "last_text_at": record.chunk_times[-1]} if record.chunk_times else {}
     row["finish_reasons"] = " ".join(record.finish_reasons)
-    row |= {
-        "ttft_seconds": figures.ttft,
-        "tpot_seconds": figures.tpot,
-        "worst_chunk_tbt_seconds": figures.worst_gap,
-        "e2e_seconds": figures.e2e,
-    }
+    timings = timings_of(record, is_open_loop=run.settings.arrival != "closed")
+    if timings is not None:
+        row |= {"first_text_at": record.chunk_times[0], "last_text_at": record.chunk_times[-1]}
+        row |= {"ttft_seconds": timings.ttft, "tpot_seconds": timings.tpot, "worst_tbt_seconds": timings.worst_tbt}
+        row["e2e_seconds"] = timings.e2e
     return row
 
 
@@ -194,14 +198,9 @@ def _csv_cell(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 9) if math.isfinite(value) else ""
     if isinstance(value, str):
-        text = _valid_text(value)
+        text = valid_text(value)
         return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
     return value
-
-
-def _valid_text(text: str) -> str:
-    """Lone surrogates (a server may send them as JSON escapes) have no UTF-8 form."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _clean(value: Any) -> Any:
@@ -209,9 +208,9 @@ def _clean(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return _valid_text(value)
+        return valid_text(value)
     if isinstance(value, dict):
-        return {_valid_text(key): _clean(item) for key, item in value.items() if not _is_broken_point(item)}
+        return {valid_text(key): _clean(item) for key, item in value.items() if not _is_broken_point(item)}
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value if not _is_broken_point(item)]
     return value

@@ -5,6 +5,7 @@ Must not know: terminals, HTML, charts, files.
 """
 
 import enum
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -121,13 +122,38 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def result_verdicts(result: RunResult) -> list[Verdict]:
-    """A result's own warnings as verdicts: a client that was the bottleneck is a problem, the others are warnings."""
-    prefix = f"{result.label}: " if result.label else ""
-    verdicts = []
-    if result.client.was_bottleneck:
-        why = result.client.why or "the client could not keep up"
-        verdicts.append(
-            Verdict(VerdictKind.PROBLEM, f"{prefix}The client was the bottleneck, its latencies are not the server's: {why}")
-        )
-    warnings = [text for text in result.warnings if not (result.client.was_bottleneck and result.client.why in text)]
-    return verdicts + [Verdict(VerdictKind.WARNING, prefix + text) for text in warnings]
+    """A result's own warnings, without its label: a client that was the bottleneck is a problem, the others are warnings."""
+    is_slow, why = result.client.was_bottleneck, result.client.why
+    told = [text for text in result.warnings if is_slow and ("bottleneck" in text or (why and why in text))]
+    verdicts = [Verdict(VerdictKind.WARNING, text) for text in result.warnings if text not in told]
+    if is_slow:
+        text = told[0] if told else f"The client was the bottleneck, so that these are not figures of the server: {why}"
+        verdicts.insert(0, Verdict(VerdictKind.PROBLEM, text))
+    return verdicts
+
+
+def section_verdicts(section: ReportSection) -> list[Verdict]:
+    """All of a section, each sentence once: its own, those of its results, and the load's own warnings from its runs.
+
+    Sentences of many results that differ in numbers only become the first of them, with the labels of the others.
+    """
+    verdicts = list(section.verdicts)
+    told = {text for result in section.results for text in result.warnings}
+    labelled = [(result.label, verdict) for result in section.results for verdict in result_verdicts(result)]
+    for run in section.runs:
+        labelled += [(run.label, Verdict(VerdictKind.WARNING, text)) for text in run.warnings if text not in told]
+        if run.was_interrupted:
+            text = "The run was interrupted: it holds what there was by then."
+            labelled.append((run.label, Verdict(VerdictKind.WARNING, text)))
+    return list(dict.fromkeys([*verdicts, *_merged(labelled)]))
+
+
+def _merged(labelled: list[tuple[str, Verdict]]) -> Iterator[Verdict]:
+    alike: dict[tuple[VerdictKind, str], list[tuple[str, Verdict]]] = {}
+    for label, verdict in dict.fromkeys(labelled):
+        shape = re.sub(r"\d[\d.,]*", "0", verdict.text)
+        alike.setdefault((verdict.kind, shape), []).append((label, verdict))
+    for (label, first), *others in alike.values():
+        names = list(dict.fromkeys(other for other, _ in others if other and other != label))
+        also = f" (Likewise, with other numbers: {', '.join(names)}.)" if names else ""
+        yield Verdict(first.kind, f"{label}: {first.text}{also}" if label else first.text + also)

@@ -4,7 +4,7 @@ Owns: what a chart shows of a Run. Runs in: load tool. Must not know: how a char
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,52 +15,27 @@ from headrace.loadtest.records import Outcome, RequestRecord, Run
 Array = npt.NDArray[np.float64]
 
 
-class RequestFigures(NamedTuple):
-    """Of one request, in seconds; None where it has no such figure (no text, a single token, not completed)."""
-
-    ttft: float | None
-    tpot: float | None
-    worst_gap: float | None
-    e2e: float | None
-
-
 def is_measured(run: Run, record: RequestRecord) -> bool:
     """Whether it was due in the measured window."""
     return run.window_begin <= record.scheduled < run.window_end
 
 
-def request_figures(record: RequestRecord) -> RequestFigures:
-    """The figures of definitions.py for one request; gaps here are those between events with text."""
-    if not record.chunk_times:
-        return RequestFigures(None, None, None, None)
-    first, last = record.chunk_times[0], record.chunk_times[-1]
-    tokens = record.output_tokens
-    tpot = (last - first) / (tokens - 1) if record.is_stream and tokens is not None and tokens > 1 else None
-    worst = None
-    if len(record.chunk_times) > 1:
-        gaps = np.sort(np.diff(record.chunk_times))
-        worst = float(gaps[-math.ceil(gaps.size / 10) :].mean())
-    e2e = last - record.sent if record.outcome is Outcome.COMPLETED else None
-    return RequestFigures(first - record.sent, tpot, worst, e2e)
-
-
 def ttft_samples(runs: Iterable[Run]) -> Array:
-    """Seconds from send to first text, of the measured requests that gave any."""
-    return np.array(
-        [
-            record.chunk_times[0] - record.sent
-            for run in runs
-            for record in run.requests
-            if record.chunk_times and is_measured(run, record)
-        ],
-        dtype=np.float64,
-    )
+    """Seconds from send to first text, of the completed requests of the measured windows."""
+    return np.array([record.chunk_times[0] - record.sent for record in _with_text(runs)], dtype=np.float64)
 
 
 def gap_samples(runs: Iterable[Run]) -> Array:
-    """Seconds between consecutive events with text, of the measured streams."""
-    gaps = [np.diff(record.chunk_times) for run in runs for record in run.requests if is_measured(run, record)]
+    """Seconds between consecutive events with text, of the completed streams of the measured windows."""
+    gaps = [np.diff(record.chunk_times) for record in _with_text(runs) if record.is_stream]
     return np.concatenate(gaps) if gaps else np.empty(0)
+
+
+def _with_text(runs: Iterable[Run]) -> Iterator[RequestRecord]:
+    for run in runs:
+        for record in run.requests:
+            if record.outcome is Outcome.COMPLETED and record.chunk_times and is_measured(run, record):
+                yield record
 
 
 def end_of(record: RequestRecord, run: Run) -> float:

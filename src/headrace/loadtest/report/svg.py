@@ -7,6 +7,7 @@ Must not know: what a chart shows.
 import hashlib
 import io
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from headrace.loadtest.report.palette import stand_in, with_variables
 
 WIDTH_INCHES = 6.6
+WIDE_INCHES = 12.0
 
 
 class ChartsUnavailableError(Exception):
@@ -58,15 +60,18 @@ _STYLE: Any = {  # rcParams
 }
 
 
-def draw_svg(title: str, description: str, draw: Callable[[Any], None], height_inches: float) -> str:
+def draw_svg(
+    title: str, description: str, draw: Callable[[Any], None], height_inches: float, width_inches: float = WIDTH_INCHES
+) -> str:
     """Draw on a fresh figure of the SVG backend (no global state), and make the result fit for embedding."""
     require_charts()
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # text stays text: the reader's fonts have it
+        figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure)
         buffer = io.StringIO()
@@ -79,11 +84,7 @@ def _embeddable(svg: str, title: str, description: str) -> str:
     name = "c" + hashlib.sha256(f"{title}{svg}".encode()).hexdigest()[:10]
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    svg = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{name}-\2"', svg)
-    svg = re.sub(r"font-family:[^;\"]+|(font: [\d.]+px) [^;\"]+", lambda match: _font(match.group(1)), svg)
-    svg = with_variables(svg)
+    svg = re.sub(r"<[^>]*>", lambda match: _themed_tag(match.group(0), name), svg)
     open_tag, _, rest = svg.partition(">")
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', open_tag)
     view = size.group(0) if size else ""
@@ -94,6 +95,15 @@ def _embeddable(svg: str, title: str, description: str) -> str:
     )
 
 
+def _themed_tag(tag: str, name: str) -> str:
+    """One tag; text between tags, which may be anyone's, is never touched. `>` in attributes is escaped by matplotlib."""
+    tag = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', tag)
+    tag = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", tag)
+    tag = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', tag)
+    tag = re.sub(r"font-family:[^;\"]+|(font: [\d.]+px) [^;\"]+", lambda match: _font(match.group(1)), tag)
+    return with_variables(tag)
+
+
 def _font(size: str | None) -> str:
-    family = "system-ui, -apple-system, &quot;Segoe UI&quot;, sans-serif".replace("&quot;", "'")
+    family = "system-ui, -apple-system, 'Segoe UI', sans-serif"
     return f"{size} {family}" if size else f"font-family: {family}"

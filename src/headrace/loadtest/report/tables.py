@@ -5,7 +5,7 @@ Must not know: rich, HTML.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,14 +14,16 @@ from headrace.loadtest.definitions import BY_KEY
 from headrace.loadtest.records import RunSettings
 from headrace.loadtest.report.model import Ratio, Table
 from headrace.loadtest.results import Distribution, RunResult
+from headrace.loadtest.run_warnings import MIN_SAMPLES
 
 MAX_SIDE_BY_SIDE = 5  # more results than this get a line each instead of a column
 DISTRIBUTION_KEYS = (
-    "ttft_seconds", "first_event_seconds", "tbt_seconds", "tbt_chunk_seconds", "tpot_seconds", "worst_tbt_seconds",
-    "e2e_seconds",
+    "ttft_seconds", "ttft_from_due_seconds", "first_event_seconds", "tbt_seconds", "tbt_chunk_seconds", "tpot_seconds",
+    "worst_tbt_seconds", "e2e_seconds", "connect_seconds",
 )  # fmt: skip
 _EMPTY = "-"
-_MIN_SAMPLES = {"p99": 100, "p999": 1000}  # below, the percentile is no more than the maximum
+_WEAK = "* Few samples: next to the maximum."
+_MIN_SAMPLES = {"p90": MIN_SAMPLES["p90"], "p99": MIN_SAMPLES["p99"], "p999": MIN_SAMPLES["p99.9"]}
 
 
 class FigureRow(NamedTuple):
@@ -81,9 +83,19 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.1f} %" if share not in (0.0, 1.0) else f"{share:.0%}".replace("%", " %")
 
 
-def interval(bounds: tuple[float, float] | None, text: Callable[[float | None], str] = seconds) -> str:
-    """`low to high`, empty when there is none."""
-    return f"{text(bounds[0])} to {text(bounds[1])}" if bounds else ""
+def interval(bounds: tuple[float, float] | None) -> str:
+    """Of seconds: `low to high`, the unit once where both share it; empty when there is none."""
+    if bounds is None:
+        return ""
+    low, high = (seconds(bound) for bound in bounds)
+    unit = high.rpartition(" ")[2]
+    return f"{low.removesuffix(' ' + unit)} to {high}"
+
+
+def distribution_of(result: RunResult, key: str) -> Distribution:
+    """An empty one where the run has no such figure."""
+    found: Distribution | None = getattr(result, key)
+    return found if found is not None else Distribution(count=0)
 
 
 def percentile(distribution: Distribution, name: str) -> str:
@@ -97,14 +109,14 @@ def latency_table(result: RunResult) -> FigureTable:
     """The distributions of one result, a line each."""
     rows = []
     for key in DISTRIBUTION_KEYS:
-        item: Distribution = getattr(result, key)
+        item = distribution_of(result, key)
         if item.count:
             shown = [seconds(item.mean), *(percentile(item, name) for name in ("p50", "p90", "p99", "p999"))]
             intervals = [interval(item.ci95.get(name)) or _EMPTY for name in ("p50", "p99")]
             rows.append(FigureRow(key, BY_KEY[key].name, [*shown, seconds(item.max), f"{item.count:,}", *intervals]))
     weak = any("*" in cell for row in rows for cell in row.cells)
     header = ["", "mean", "p50", "p90", "p99", "p99.9", "max", "samples", "95 % of p50", "95 % of p99"]
-    return FigureTable("Latency", header, rows, "* too few samples: no more than the maximum" if weak else "")
+    return FigureTable("Latency", header, rows, _WEAK if weak else "")
 
 
 def totals_table(results: Sequence[RunResult]) -> FigureTable:
@@ -134,12 +146,12 @@ def side_by_side_table(results: Sequence[RunResult]) -> FigureTable:
     """Latency percentiles, a column for each result."""
     rows = []
     for key in DISTRIBUTION_KEYS:
-        items: list[Distribution] = [getattr(result, key) for result in results]
+        items = [distribution_of(result, key) for result in results]
         if any(item.count for item in items):
             names = ("p50", "p99") if key != "e2e_seconds" else ("p50", "p90", "p99")
             rows += [FigureRow(key, f"{BY_KEY[key].name} {name}", [percentile(item, name) for item in items]) for name in names]
     weak = any("*" in cell for row in rows for cell in row.cells)
-    return FigureTable("Latency", ["", *labels(results)], rows, "* too few samples: no more than the maximum" if weak else "")
+    return FigureTable("Latency", ["", *labels(results)], rows, _WEAK if weak else "")
 
 
 def overview_table(results: Sequence[RunResult]) -> Table:
@@ -165,7 +177,7 @@ def overview_table(results: Sequence[RunResult]) -> Table:
         "refused or failed",
     ]  # fmt: skip
     target = next((item.goodput_targets[0].name for item in results if item.goodput_targets), "")
-    notes = [f"Goodput at {target}." if target else "", "* too few samples." if any("*" in c for r in rows for c in r) else ""]
+    notes = [f"Goodput at {target}." if target else "", _WEAK if any("*" in c for r in rows for c in r) else ""]
     return Table(title="Overview", header=header, rows=rows, note=" ".join(filter(None, notes)))
 
 
@@ -196,12 +208,12 @@ def ratio_table(ratios: Sequence[Ratio]) -> Table:
 
 
 def ratio_meaning(ratio: Ratio) -> str:
-    """`better`, `worse`, or that nothing may be claimed."""
+    """`better`, `worse`, or that nothing may be claimed. Without pairs (runs made apart) it only looks so."""
     if ratio.low is None or ratio.high is None:
         return "no interval: nothing can be said"
     if not ratio.is_clear:
         return "no clear difference"
-    return f"{ratio.subject} is {'better' if ratio.is_win else 'worse'}"
+    return f"{ratio.subject} {'is' if ratio.num_pairs else 'looks'} {'better' if ratio.is_win else 'worse'}"
 
 
 def figure_name(key: str) -> str:

@@ -4,7 +4,6 @@ Owns: print_report. Runs in: load tool. Must not know: charts, files.
 Text that may come from a server is never read as markup, and its control characters never reach the terminal.
 """
 
-import unicodedata
 from collections.abc import Sequence
 
 import rich.table
@@ -12,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.loadtest.report import tables
-from headrace.loadtest.report.model import Report, ReportSection, Table, Verdict, VerdictKind, result_verdicts
+from headrace.loadtest.report.clean_text import plain
+from headrace.loadtest.report.model import Report, ReportSection, Table, Verdict, VerdictKind, section_verdicts
 from headrace.loadtest.results import RunResult
 
 STYLES = {
@@ -40,21 +40,12 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
         console.print(Text.assemble((word, style), " ", _text(verdict.text)))
 
 
-def plain(text: str) -> str:
-    """Control characters, direction overrides and lone surrogates replaced; line feeds and tabs become spaces."""
-    return "".join(
-        " " if char in "\n\t" else "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char
-        for char in text
-    )
-
-
 def _print_section(section: ReportSection, console: Console, has_rule: bool) -> None:
     if has_rule:
         console.rule(_text(section.title, "bold"), align="left")
     if section.intro:
         console.print(_text(section.intro))
-    warnings = [verdict for result in section.results for verdict in result_verdicts(result)]
-    print_verdicts([*section.verdicts, *warnings], console)
+    print_verdicts(section_verdicts(section), console)
     for table in section_tables(section):
         _print_table(table, console)
 
@@ -83,7 +74,9 @@ def result_tables(results: Sequence[RunResult]) -> list[Table]:
 
 
 def _print_table(table: Table, console: Console) -> None:
-    shown = rich.table.Table(title=_text(table.title, "bold") if table.title else None, title_justify="left", box=None)
+    if table.title:
+        console.print(_text(table.title, "bold"))
+    shown = rich.table.Table(box=None, show_header=any(table.header))
     for place, name in enumerate(table.header):
         shown.add_column(_text(name, "dim"), justify="left" if place == 0 else "right", overflow="fold")
     for row in table.rows:

@@ -50,7 +50,7 @@ def alternate(
 
     With `is_first_discarded` a round goes ahead of them whose blocks are thrown away: it warms the servers up. All arms of a
     round get the same seed, and so the same lengths and arrival times; the next round has another one. Ctrl-C ends the
-    alternation early: whole rounds are kept (half a round has no pair), and KeyboardInterrupt is raised only when there is none.
+    alternation early: whole rounds are kept (half a round has no pair); KeyboardInterrupt is raised when there is none.
     `on_block(block, number, total)` is called after each block, discarded ones included.
     """
     first = -1 if is_first_discarded else 0

@@ -15,7 +15,7 @@ from headrace.loadtest.report.tables import number, percent
 from headrace.loadtest.results import RunResult
 from headrace.loadtest.studies.alternation import Measure, summarize_pooled
 from headrace.loadtest.studies.rate_search import RateSearch, share_interval
-from headrace.loadtest.studies.signs import is_over_saturated
+from headrace.loadtest.studies.signs import is_growing
 
 MIN_RATE = 0.01
 MAX_RATE = 10_000.0
@@ -32,14 +32,21 @@ class Trial:
     rate: float
     runs: list[Run]
     result: RunResult
-    was_growing: bool  # the number of running requests and the TTFT rose all along: the queue had no end
+    growth: list[bool | None]  # of each run: did its queue grow all along; None: too short to tell
+
+    @property
+    def was_growing(self) -> bool:
+        """In one of its runs requests in flight and TTFT rose all along: the queue had no end."""
+        return any(self.growth)
 
     @property
     def num_met(self) -> int:
+        """Requests that met the target."""
         return round(self.result.goodput * self.result.requests.offered)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """95 %, of the goodput."""
         return share_interval(self.num_met, self.result.requests.offered)
 
     def holds(self, min_goodput: float) -> bool:
@@ -50,6 +57,10 @@ class Trial:
         """The interval of its goodput holds the wanted share: more requests could turn the verdict."""
         low, high = self.interval
         return low < min_goodput < high and not self.was_growing
+
+    def hangs_on_few(self, min_goodput: float) -> bool:
+        """A close call with a miss in it. Without a miss only many times the requests could turn it, not as many again."""
+        return self.is_marginal(min_goodput) and self.num_met < self.result.requests.offered
 
 
 @dataclasses.dataclass
@@ -106,7 +117,7 @@ class CapacitySearch:
     def _try(self, rate: float) -> Trial:
         runs = [self._run_at(rate)]
         trial = self._judge(rate, runs)
-        if trial.is_marginal(self.min_goodput) and self.num_runs < self.max_runs:
+        if trial.hangs_on_few(self.min_goodput) and self.num_runs < self.max_runs:
             runs.append(self._run_at(rate))
             trial = self._judge(rate, runs)
         self.trials.append(trial)
@@ -123,7 +134,7 @@ class CapacitySearch:
 
     def _judge(self, rate: float, runs: list[Run]) -> Trial:
         result = summarize_pooled(runs, _label(rate), [self.target])
-        return Trial(rate, list(runs), result, any(is_over_saturated(run) for run in runs))
+        return Trial(rate, list(runs), result, [is_growing(run) for run in runs])
 
 
 def run_capacity(
@@ -175,15 +186,15 @@ def report(
     verdicts = [Verdict(VerdictKind.OK if low is not None else VerdictKind.PROBLEM, bracket_sentence(low, high, goal))]
     if ended:
         verdicts.append(Verdict(VerdictKind.WARNING, ended))
-    edges = [trial for trial in ordered if trial.rate in (low, high) and trial.is_marginal(min_goodput)]
-    for trial in edges:
-        verdicts.append(
-            Verdict(
-                VerdictKind.WARNING,
-                f"{_label(trial.rate)} is a close call: goodput {trial.result.goodput:.3f} "
-                f"{_bounds(trial)} of {trial.result.requests.offered} requests. Longer runs (--duration) narrow it.",
-            )
+    verdicts += [
+        Verdict(
+            VerdictKind.WARNING,
+            f"{_label(trial.rate)} is a close call: goodput {trial.result.goodput:.3f} "
+            f"{_bounds(trial)} of {trial.result.requests.offered} requests. Longer runs (--duration) narrow it.",
         )
+        for trial in ordered
+        if trial.rate in (low, high) and trial.is_marginal(min_goodput)
+    ]
     verdicts += [
         Verdict(
             VerdictKind.INFO, f"{_label(trial.rate)} met the target so far, but its queue was growing: counted as not held."
@@ -191,6 +202,9 @@ def report(
         for trial in ordered
         if trial.was_growing and trial.result.goodput >= min_goodput
     ]
+    if any(trial.holds(min_goodput) and None in trial.growth for trial in trials):
+        text = "Some runs were too short to see a queue grow: a rate that held may not hold for long. Use a longer --duration."
+        verdicts.append(Verdict(VerdictKind.WARNING, text))
     for share in OTHER_SHARES:
         if share != min_goodput and trials:
             other = f"goodput of at least {share:g} (off the same runs)"
@@ -204,7 +218,13 @@ def report(
         verdicts=verdicts,
         tables=[_table(ordered, min_goodput)],
     )
-    return Report(kind="capacity", title=f"Capacity at {target.name}", sections=[section])
+    figures: dict[str, float | str | None] = {
+        "capacity_low_per_second": low,
+        "capacity_high_per_second": high,
+        "min_goodput": min_goodput,
+        "target": target.name,
+    }
+    return Report(kind="capacity", title=f"Capacity at {target.name}", figures=figures, sections=[section])
 
 
 def _curve(trials: Sequence[Trial], low: float | None, high: float | None, min_goodput: float) -> Curve:
@@ -228,7 +248,7 @@ def _table(trials: Sequence[Trial], min_goodput: float) -> Table:
             str(trial.result.requests.offered),
             f"{trial.result.goodput:.3f}",
             _bounds(trial),
-            "yes" if trial.was_growing else "no",
+            "yes" if trial.was_growing else "no" if None not in trial.growth else "cannot be told",
             percent(trial.result.requests.refused / trial.result.requests.offered) if trial.result.requests.offered else "-",
             "held" if trial.holds(min_goodput) else "did not hold",
         ]

@@ -71,10 +71,10 @@ def ratios(subject: str, baseline: str, results: dict[str, dict[int, RunResult]]
 
 
 def interval_text(ratio: Ratio) -> str:
-    """0.87 [0.85, 0.90]; without an interval that is said."""
+    """0.872 [0.851, 0.896]; without an interval that is said."""
     if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f} [no interval]"
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+        return f"{ratio.value:.3f} [no interval]"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def ratio_verdict(ratio: Ratio) -> Verdict:
@@ -98,8 +98,8 @@ def fairness_verdicts(pooled: Sequence[RunResult]) -> list[Verdict]:
             verdicts.append(
                 Verdict(
                     VerdictKind.PROBLEM if lost > counts.offered // 10 else VerdictKind.WARNING,
-                    f"{result.label}: {lost} of {counts.offered} requests were refused or failed; its latencies are those of the "
-                    f"others alone.",
+                    f"{result.label}: {lost} of {counts.offered} requests were refused or failed; "
+                    f"its latencies are of the others alone.",
                 )
             )
     lengths = {item.label: item.output_tokens / item.requests.completed for item in pooled if item.requests.completed}
@@ -177,9 +177,9 @@ def run_compare(
     names = [arm.name for arm in arms]
     discarded = "A round ahead of these was thrown away. " if is_first_discarded else ""
     section.intro = (
-        f"Measured in alternation, forwards and backwards ({' '.join(names)} {' '.join(reversed(names))} ...), each block with the "
-        f"same requests for all. {discarded}Ratios are of pairs of blocks; each 95 % interval stands for itself: of twenty figures "
-        f"without a difference, one will seem to have one."
+        f"Measured in alternation, forwards and backwards ({' '.join(names)} {' '.join(reversed(names))} ...), each block with "
+        f"the same requests for all. {discarded}Ratios are of pairs of blocks; each 95 % interval stands for itself: of twenty "
+        f"figures without a difference, one will seem to have one."
     )
     section.verdicts = [ratio_verdict(ratio) for ratio in section.ratios] + section.verdicts
     figures: dict[str, float | str | None] = {"num_rounds": float(section.ratios[0].num_pairs if section.ratios else 0)}

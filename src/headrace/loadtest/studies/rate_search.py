@@ -27,6 +27,7 @@ class RateSearch:
 
     @property
     def bracket(self) -> tuple[float | None, float | None]:
+        """(highest rate that held, lowest that did not)."""
         return self.low, self.high
 
     def next_rate(self) -> float | None:

@@ -36,8 +36,8 @@ def run_stream(
     section, _ = measure_arms(arms, num_rounds, targets, is_first_discarded=is_first_discarded, on_block=on_block)
     section.title = "Streaming on and off"
     section.intro = (
-        "The same requests both ways, block by block in alternation. Without streaming the first text is the whole answer, so TTFT "
-        "equals E2E there. A gain in TTFT is perceived speed; E2E and throughput are real speed."
+        "The same requests both ways, block by block in alternation. Without streaming the first text is the whole answer, so "
+        "TTFT equals E2E there. A gain in TTFT is perceived speed; E2E and throughput are real speed."
     )
     whole, streamed = section.results
     section.verdicts = stream_verdicts(streamed, whole, section.ratios) + section.verdicts
@@ -65,12 +65,12 @@ def _gain(ratio: Ratio, streamed: RunResult, whole: RunResult) -> Verdict:
     if ttft is not None and total and ttft >= HELD_BACK_SHARE * total:
         return Verdict(
             VerdictKind.PROBLEM,
-            f"Streaming gains little here: the first text came after {seconds(ttft)}, {ttft / total:.0%} of the total time. The "
-            f"server, or something between, holds the stream back, or answers are very short.",
+            f"Streaming gains little here: the first text came after {seconds(ttft)}, {ttft / total:.0%} of the total time. "
+            f"The server, or something between, holds the stream back, or answers are very short.",
         )
     said = (
-        f"With streaming the first text came after {seconds(ttft)} (p50) instead of {seconds(whole.ttft_seconds.p50)}, when the "
-        f"whole answer came: {interval_text(ratio)} times the wait"
+        f"With streaming the first text came after {seconds(ttft)} (p50) instead of {seconds(whole.ttft_seconds.p50)}, when "
+        f"the whole answer came: {interval_text(ratio)} times the wait"
     )
     if not ratio.is_clear:
         return Verdict(VerdictKind.INFO, f"{said}; no difference can be claimed.")

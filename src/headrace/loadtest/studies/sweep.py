@@ -124,7 +124,8 @@ def report(points: Sequence[Point], *, is_rate: bool, ended: str = "") -> Report
         curves=curves(points, unit, marks),
         verdicts=verdicts,
     )
-    return Report(kind="sweep", title=f"Sweep over {unit}", sections=[section])
+    figures = {"knee_load": knee.load, "knee_output_tokens_per_second": knee.tokens_per_second, "load_unit": unit}
+    return Report(kind="sweep", title=f"Sweep over {unit}", figures=figures, sections=[section])
 
 
 def curves(points: Sequence[Point], unit: str, marks: list[Mark]) -> list[Curve]:
@@ -168,8 +169,9 @@ def curves(points: Sequence[Point], unit: str, marks: list[Mark]) -> list[Curve]
         x_label=unit,
         y_label="share of offered requests",
         series={
-            name: line(lambda result, place=place: result.goodput_targets[place].share) for place, name in enumerate(names)
-        },  # type: ignore[misc]
+            name: [(point.load, point.result.goodput_targets[place].share) for point in points]
+            for place, name in enumerate(names)
+        },
         marks=marks,
         is_x_log=True,
     )
