@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import threading
 import time
 
 import h2.config
@@ -25,7 +26,7 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": b"end"})
 
 
-def with_server(client, keep_alive_seconds=75.0):
+def with_server(client, keep_alive_seconds=75.0, app=app):
     """Run `client(server, address)` in a thread beside a server; then stop the server."""
 
     async def scenario():
@@ -91,6 +92,92 @@ def test_http_2_by_prior_knowledge():
             return seen
 
     assert with_server(client)["x-version"] in ("2", "2.0")
+
+
+class Endless:
+    """An application that streams without end, or waits, until it is told that the client has gone."""
+
+    def __init__(self, frame):
+        self.frame = frame
+        self.num_bytes = 0  # taken from this application by the server
+        self.started, self.gone = threading.Event(), threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        work = asyncio.ensure_future(self.stream(send) if self.frame else self.wait())
+        assert (await receive())["type"] == "http.disconnect"
+        self.gone.set()
+        work.cancel()
+        await asyncio.wait([work])
+
+    async def stream(self, send):
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while True:
+            await send({"type": "http.response.body", "body": self.frame, "more_body": True})
+            self.num_bytes += len(self.frame)
+            self.started.set()
+            await asyncio.sleep(0)
+
+    async def wait(self):
+        self.started.set()
+        await asyncio.Event().wait()
+
+
+def ask(connection, http_version):
+    """Send one GET; read nothing."""
+    if http_version == 1:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+        return
+    http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    http.initiate_connection()
+    http.send_headers(1, [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "test")], end_stream=True)
+    connection.sendall(http.data_to_send())
+
+
+@pytest.mark.parametrize("http_version", [1, 2])
+def test_a_reader_that_stalls_stops_the_sender(http_version):
+    """SLO-01: what the server takes from the application ahead of a client is bounded, and small."""
+    endless = Endless(b"x" * 10_000)
+
+    def client(_server, address):
+        with socket.create_connection(address, timeout=5) as connection:
+            ask(connection, http_version)
+            assert endless.started.wait(5)
+            deadline = time.monotonic() + 10
+            before = -1
+            while before != endless.num_bytes:
+                assert endless.num_bytes < 32 << 20, "nothing holds the sender back"
+                assert time.monotonic() < deadline
+                before = endless.num_bytes
+                time.sleep(0.5)
+            if http_version == 1:  # in HTTP/2 reading alone is not enough: the window must be opened anew
+                left = before
+                while left > 0:
+                    left -= len(connection.recv(1 << 20))
+                give_up = time.monotonic() + 5
+                while endless.num_bytes == before:
+                    assert time.monotonic() < give_up, "reading on lets the sender go on"
+                    time.sleep(0.01)
+        assert endless.gone.wait(5), "a sender that is held back learns that its client went"
+
+    with_server(client, app=endless)
+
+
+@pytest.mark.parametrize("http_version", [1, 2])
+@pytest.mark.parametrize("frame", [b"", b"data: x\n\n"], ids=["waiting", "streaming"])
+def test_a_client_that_goes_is_told_at_once(http_version, frame):
+    """DIS-01, as the server sees it."""
+    endless = Endless(frame)
+
+    def client(_server, address):
+        with socket.create_connection(address, timeout=5) as connection:
+            ask(connection, http_version)
+            assert endless.started.wait(5)
+        assert endless.gone.wait(2)
+
+    with_server(client, app=endless)
 
 
 def test_stopping_lets_answers_end_and_drops_idle_connections():

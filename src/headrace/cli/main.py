@@ -4,6 +4,7 @@ Owns: names, help and exit codes of the commands. Runs in: CLI. Must not know: h
 """
 
 import asyncio
+import importlib
 import sys
 from typing import Any
 
@@ -22,12 +23,26 @@ Examples:
   headrace serve --model sim:step_ms=5             no weights, for load tests
   headrace run "What is the capital of France?"    one answer, no server
   headrace models                                  what is prepared, and its size
+  headrace bench run --url http://127.0.0.1:8000   measure any OpenAI-compatible server
+  headrace audit http://127.0.0.1:8000             check one against what applications will meet
   headrace doctor                                  is this machine fit, is anything left over
 """
 
 
+LAZY_COMMANDS = {"audit": "headrace.cli.audit", "bench": "headrace.cli.bench"}  # imported when they are asked for
+
+
 class _Group(click.Group):
-    """Turns Headrace's own errors into one readable line and exit code 1."""
+    """Turns Headrace's own errors into one readable line and exit code 1. Imports what `serve` does not need only on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *LAZY_COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in LAZY_COMMANDS:
+            command: click.Command = getattr(importlib.import_module(LAZY_COMMANDS[cmd_name]), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

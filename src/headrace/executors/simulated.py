@@ -27,6 +27,7 @@ from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.step import StepFailure, StepPlan, StepResult, StepRow
 
 PREFIX = "sim:"
+MAX_BLOCKS = 10_000_000  # the accounting of each takes memory, though its content takes none
 MAX_OVERSLEPT_NS = 2_000_000  # a sleep that was longer than asked shortens the next ones by at most so much
 
 
@@ -79,7 +80,7 @@ class SimulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def _check(self) -> None:
         least = {"num_blocks": 1, "block_size": 1, "fail_after_tokens": -1, "salt": 0}
-        most = {"fail_rate": 1.0, "salt": 2**63 - 1}
+        most = {"fail_rate": 1.0, "salt": 2**63 - 1, "num_blocks": MAX_BLOCKS}
         for name in self.__struct_fields__:
             value, low, high = getattr(self, name), least.get(name, 0), most.get(name, math.inf)
             if not math.isfinite(value) or not low <= value <= high:

@@ -6,7 +6,7 @@ Owns: the choice of the executor's class. Runs in: worker, and `headrace run`. M
 import re
 from pathlib import Path
 
-from headrace.launch.memory import available_bytes, pool_blocks
+from headrace.launch.memory import available_bytes, pool_blocks, total_bytes
 from headrace.launch.model import ServedModel
 from headrace.launch.settings import Settings
 from headrace.protocol.ports import Executor
@@ -37,6 +37,7 @@ def _openvino(settings: Settings, model: ServedModel) -> Executor:
             max_model_len=min(settings.scheduler.max_model_len or manifest.max_model_len, manifest.max_model_len),
             max_num_seqs=settings.scheduler.max_num_seqs,
             available=available_bytes(),
+            total=total_bytes(),
         )
 
     executor: Executor = OpenVINOExecutor.open(

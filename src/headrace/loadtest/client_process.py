@@ -38,8 +38,8 @@ from headrace.loadtest.records import Outcome, RequestRecord
 UPDATE_SECONDS = 0.2
 GATHER_SECONDS = 0.005  # least time between two updates: a burst goes in one
 PROBE_SECONDS = 0.02
-# After a request that got no text at all, its client waits as Retry-After says, within a bound, or a moment: a closed loop would
-# else spin against a server that refuses at once. Due times of an open loop do not move.
+# After a request that got no text at all, its client waits as Retry-After says, within a bound, or a moment: else a closed loop
+# would spin against a server that refuses at once. Due times of an open loop do not move.
 BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 5.0
 
