@@ -27,6 +27,9 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
         ("[server]\nport = 70000\n", "server.port"),
         ("[cache]\nkv_cache_gib = -1.0\n", "cache.kv_cache_gib"),
         ("[model]\nprecision = 'int3'\n", "model.precision"),
+        ("[server]\nkeep_alive_seconds = inf\n", "server.keep_alive_seconds"),
+        ("[server]\nsse_ping_seconds = 0.000001\n", "server.sse_ping_seconds"),
+        ("[operation]\nhang_timeout_seconds = inf\n", "operation.hang_timeout_seconds"),
         ("[server\n", "TOML"),
     ],
 )

@@ -21,7 +21,7 @@ from headrace.loadtest.figures import GoodputTarget
 from headrace.loadtest.progress import LoadProgress
 from headrace.loadtest.records import RunSettings
 from headrace.loadtest.report.model import Report
-from headrace.loadtest.studies.errors import StudyError
+from headrace.loadtest.studies.errors import ENDED_BY, StudyError
 from headrace.loadtest.studies.runner import LoadRunner, calibration_for
 from headrace.loadtest.studies.server_facts import ServerFacts, look_up
 
@@ -93,7 +93,7 @@ class Session:
             yield None if self._is_quiet else self.display.update
 
     def finish(self, study: Callable[[], Report]) -> NoReturn:
-        """Make the report, show and save it, and exit: 0, or 1 when no request completed."""
+        """Make the report, show and save it, and exit: 0, or 1 when no request completed or an error ended it early."""
         try:
             with readable_errors():
                 report = study()
@@ -115,7 +115,7 @@ class Session:
         if not any(result.requests.completed for result in report.results()):
             click.echo("Error: no request completed.", err=True)
             sys.exit(EXIT_NOTHING_COMPLETED)
-        sys.exit(1 if faults else 0)
+        sys.exit(1 if faults or report.figures.get(ENDED_BY) == "error" else 0)
 
     def _save(self, report: Report) -> list[str]:
         """Save what was asked for; what could not be saved, a line each. One failure leaves the others."""

@@ -39,7 +39,14 @@ def total_bytes(cgroup_folders: tuple[Path, ...] = CGROUP_FOLDERS) -> int:
 
 
 def pool_blocks(
-    settings: CacheSettings, *, bytes_per_block: int, block_size: int, max_model_len: int, max_num_seqs: int, available: int, total: int
+    settings: CacheSettings,
+    *,
+    bytes_per_block: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    available: int,
+    total: int,
 ) -> int:
     """Blocks of the KV pool: as many as --kv-cache-gib holds, else a fraction of what is available.
 

@@ -17,6 +17,7 @@ from headrace.protocol.errors import ConfigurationError
 Port = Annotated[int, Meta(ge=0, le=65535, description="Port to listen on. 0 takes a free one.")]
 Count = Annotated[int, Meta(ge=1)]
 PositiveNumber = Annotated[float, Meta(gt=0)]
+MAX_SECONDS = 604_800.0  # a week: "for ever" with room to count
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,10 +112,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
     max_choices: Annotated[int, Meta(ge=1, le=4096, description="Most choices (n, times prompts in a list) of one call.")] = 128
-    keep_alive_seconds: Annotated[float, Meta(gt=0, description="How long an idle connection is kept.")] = 75.0
-    sse_ping_seconds: Annotated[float, Meta(gt=0, description="A comment is sent on a stream that was silent for so long.")] = (
-        15.0
-    )
+    keep_alive_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS, description="How long an idle connection is kept.")] = 75.0
+    sse_ping_seconds: Annotated[
+        float, Meta(ge=0.5, le=MAX_SECONDS, description="A comment is sent on a stream that was silent for so long.")
+    ] = 15.0
 
 
 class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,14 +124,17 @@ class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     threads: Annotated[Count | None, Meta(description="Threads of the model. Default: all cores that the process may use.")] = (
         None
     )
-    drain_seconds: Annotated[float, Meta(ge=0, description="After SIGTERM, how long running streams may go on.")] = 30.0
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=MAX_SECONDS, description="After SIGTERM, how long running streams may go on.")
+    ] = 30.0
     progress_timeout_seconds: Annotated[
-        float, Meta(gt=0, description="Not ready when the worker has shown no sign of life for so long.")
+        float, Meta(ge=2, le=MAX_SECONDS, description="Not ready when the worker has shown no sign of life for so long.")
     ] = 30.0
     hang_timeout_seconds: Annotated[
         float,
         Meta(
-            gt=0,
+            ge=2,
+            le=MAX_SECONDS,
             description="A worker that has shown no sign of life for so long is killed and replaced. Steps must be shorter.",
         ),
     ] = 300.0

@@ -20,11 +20,12 @@ def arms_of(server: PaperServer, *names: str) -> list[Arm]:
 def test_two_arms_are_a_b_b_a_and_the_first_round_is_thrown_away():
     server = PaperServer()
     seen = []
-    blocks = alternate(
+    blocks, ending = alternate(
         arms_of(server, "A", "B"), 2, on_block=lambda block, number, total: seen.append((block.arm, number, total))
     )
     assert seen == [("B", 1, 6), ("A", 2, 6), ("A", 3, 6), ("B", 4, 6), ("B", 5, 6), ("A", 6, 6)]
     assert [(block.arm, block.round_number) for block in blocks] == [("A", 0), ("B", 0), ("B", 1), ("A", 1)]
+    assert (ending.by, ending.sentence("x")) == ("", "")
 
 
 def test_a_round_has_one_seed_and_rounds_differ():
@@ -54,7 +55,8 @@ def interrupting(server: PaperServer, after: int):
 def test_an_interrupt_keeps_whole_rounds_only():
     server = PaperServer()
     arms = [Arm(name, SETTINGS, interrupting(server, 5)) for name in "AB"]
-    blocks = alternate(arms, 3)  # 2 discarded, 2 of round 0, 1 of round 1
+    blocks, ending = alternate(arms, 3)  # 2 discarded, 2 of round 0, 1 of round 1
+    assert ending.by == "interrupt"
     assert [(block.arm, block.round_number) for block in blocks] == [("A", 0), ("B", 0)]
 
 

@@ -10,6 +10,7 @@ from headrace.cli.bench import bench
 from headrace.cli.bench_display import progress_line
 from headrace.cli.bench_options import KEY_VARIABLES, without_key
 from headrace.loadtest.definitions import DEFINITIONS
+from headrace.loadtest.engine import LoadError
 from headrace.loadtest.progress import LoadProgress, Phase
 from headrace.loadtest.records import RunSettings
 from headrace.loadtest.studies import runner as runner_module
@@ -252,6 +253,21 @@ def test_capacity(world, tmp_path):
     assert "held" in output
     assert len(world.settings) <= 6
     assert world.settings[1].duration_seconds == 60
+
+
+def test_a_server_that_dies_in_between_is_exit_code_1_and_saves_what_there_is(world, tmp_path, monkeypatch):
+    path = tmp_path / "s.json"
+    whole = world.run_load
+
+    def dying(*arguments, **named):
+        if len(world.settings) == 2:
+            raise LoadError("no connection")
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(runner_module, "run_load", dying)
+    output = call("sweep", "--url", URL, "--clients", "1,2,4", "--json", str(path), code=1)
+    assert "Ended by an error (no connection): 2 of 3 loads" in output
+    assert json.loads(path.read_text())["ended_by"] == "error"
 
 
 def test_quiet_saves_and_says_nothing(world, tmp_path):

@@ -6,7 +6,10 @@ import pytest
 from headrace.loadtest.figures import GoodputTarget, summarize
 from headrace.loadtest.records import Run, RunSettings
 from headrace.loadtest.report.model import VerdictKind
+from headrace.loadtest.studies.alternation import Arm
 from headrace.loadtest.studies.capacity import bracket_for, bracket_sentence, run_capacity
+from headrace.loadtest.studies.errors import ENDED_BY, StudyError
+from headrace.loadtest.studies.paired import run_compare
 from headrace.loadtest.studies.single import run_single
 from headrace.loadtest.studies.sweep import Point, run_sweep, settings_at, stop_reason
 from tests.loadtest.studies.synthetic import PaperServer
@@ -95,6 +98,42 @@ def test_an_interrupted_sweep_keeps_its_points():
     server.calls.extend([(CLOSED, "")] * 2)
     with pytest.raises(KeyboardInterrupt):
         run_sweep(CLOSED, [1, 2, 4], measure)
+
+
+def failing(server: PaperServer, after: int):
+    """The server dies in the middle of a study."""
+
+    def measure(settings: RunSettings, label: str) -> Run:
+        if len(server.calls) >= after:
+            raise StudyError("no connection to http://h: refused")
+        return server(settings, label)
+
+    return measure
+
+
+def test_a_server_that_dies_leaves_the_points_before():
+    report = run_sweep(CLOSED, [1, 2, 4], failing(PaperServer(), 2))
+    assert len(report.sections[0].results) == 2
+    assert report.figures[ENDED_BY] == "error"
+    assert "Ended by an error (no connection to http://h: refused): 2 of 3 loads" in texts(report, VerdictKind.PROBLEM)
+    with pytest.raises(StudyError):
+        run_sweep(CLOSED, [1, 2, 4], failing(PaperServer(), 0))
+
+
+def test_a_server_that_dies_leaves_the_bracket_so_far():
+    report = run_capacity(OPEN, failing(PaperServer(requests_per_second=100), 2), target=LENIENT, start_rate=2.0)
+    assert report.figures["capacity_low_per_second"] == 4.0
+    assert report.figures[ENDED_BY] == "error"
+    assert "Ended by an error" in texts(report, VerdictKind.WARNING)
+
+
+def test_a_server_that_dies_leaves_whole_rounds():
+    server = PaperServer()
+    arms = [Arm(name, CLOSED, failing(server, 7)) for name in "ab"]
+    report = run_compare(arms, 8)
+    assert report.figures["num_rounds"] == 2
+    assert report.figures[ENDED_BY] == "error"
+    assert "2 of 8 rounds were measured" in texts(report, VerdictKind.PROBLEM)
 
 
 def test_no_loads_are_no_sweep():

@@ -11,6 +11,7 @@ import msgspec
 from headrace.loadtest.figures import GoodputTarget, summarize
 from headrace.loadtest.records import ClientLoad, RequestRecord, Run, RunSettings
 from headrace.loadtest.results import RunResult
+from headrace.loadtest.studies.errors import Ending
 
 Measure = Callable[[RunSettings, str], Run]  # (settings, label of the run) -> what came back; blocks until it is over
 
@@ -45,19 +46,19 @@ def alternate(
     *,
     is_first_discarded: bool = True,
     on_block: Callable[[Block, int, int], None] | None = None,
-) -> list[Block]:
+) -> tuple[list[Block], Ending]:
     """Measure every arm once a round; the blocks of the rounds that count, in order of time.
 
     With `is_first_discarded` a round goes ahead of them whose blocks are thrown away: it warms the servers up. All arms of a
-    round get the same seed, and so the same lengths and arrival times; the next round has another one. Ctrl-C ends the
-    alternation early: whole rounds are kept (half a round has no pair); KeyboardInterrupt is raised when there is none.
+    round get the same seed, and so the same lengths and arrival times; the next round has another one. Ctrl-C and errors end
+    the alternation early, as the Ending says: whole rounds are kept (half a round has no pair); without one they are raised.
     `on_block(block, number, total)` is called after each block, discarded ones included.
     """
     first = -1 if is_first_discarded else 0
     total = (num_rounds - first) * len(arms)
     kept: list[Block] = []
     number = 0
-    try:
+    with Ending(lambda: bool(kept)) as ending:
         for round_number in range(first, num_rounds):
             blocks = []
             for place in round_order(len(arms), round_number):
@@ -69,10 +70,7 @@ def alternate(
                     on_block(blocks[-1], number, total)
             if round_number >= 0:
                 kept += blocks
-    except KeyboardInterrupt:
-        if not kept:
-            raise
-    return kept
+    return kept, ending
 
 
 def pool_runs(runs: Sequence[Run], label: str) -> Run:

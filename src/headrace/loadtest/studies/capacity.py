@@ -14,6 +14,7 @@ from headrace.loadtest.report.model import Curve, Mark, Report, ReportSection, T
 from headrace.loadtest.report.tables import number, percent
 from headrace.loadtest.results import RunResult
 from headrace.loadtest.studies.alternation import Measure, summarize_pooled
+from headrace.loadtest.studies.errors import Ending
 from headrace.loadtest.studies.rate_search import RateSearch, share_interval
 from headrace.loadtest.studies.signs import is_growing
 
@@ -81,10 +82,13 @@ class CapacitySearch:
     num_runs: int = 0
     ended: str = ""
 
+    def __post_init__(self) -> None:
+        self.ending = Ending(lambda: bool(self.trials))
+
     def run(self, start_rate: float | None) -> tuple[float | None, float | None]:
-        """The bracket (held, did not). Ctrl-C ends the search with what it has; KeyboardInterrupt only when that is nothing."""
+        """(held, did not). Ctrl-C and errors end the search with what it has; they are raised when that is nothing."""
         bracket: tuple[float | None, float | None] = (None, None)
-        try:
+        with self.ending:
             start = start_rate if start_rate is not None else self._probe()
             search = RateSearch(start, tolerance=self.tolerance, min_rate=MIN_RATE, max_rate=MAX_RATE)
             while (rate := search.next_rate()) is not None:
@@ -94,10 +98,8 @@ class CapacitySearch:
                 trial = self._try(rate)
                 search.record(rate, held=trial.holds(self.min_goodput))
                 bracket = search.bracket
-        except KeyboardInterrupt:
-            if not self.trials:
-                raise
-            self.ended = "Interrupted before the bracket was as narrow as wanted."
+        if self.ending.by:
+            self.ended = self.ending.sentence("the bracket is not as narrow as wanted.")
         return bracket
 
     def _probe(self) -> float:
@@ -109,6 +111,8 @@ class CapacitySearch:
             rate=None,
             num_requests=PROBE_REQUESTS,
             duration_seconds=None,
+            warm_up_seconds=0.0,
+            cool_down_seconds=0.0,
         )
         self.num_runs += 1
         result = summarize(self.measure(settings, "probe"), [self.target])
@@ -153,7 +157,9 @@ def run_capacity(
         raise ValueError("min_goodput is a share above 0 and at most 1")
     search = CapacitySearch(settings, measure, target, min_goodput, max_runs, tolerance, on_trial)
     low, high = search.run(start_rate)
-    return report(search.trials, low, high, target=target, min_goodput=min_goodput, ended=search.ended)
+    made = report(search.trials, low, high, target=target, min_goodput=min_goodput, ended=search.ended)
+    made.figures |= search.ending.figures()
+    return made
 
 
 def bracket_for(trials: Sequence[Trial], min_goodput: float) -> tuple[float | None, float | None]:

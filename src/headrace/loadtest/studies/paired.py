@@ -128,13 +128,16 @@ def measure_arms(
     *,
     is_first_discarded: bool = True,
     on_block: Callable[[Block, int, int], None] | None = None,
-) -> tuple[ReportSection, dict[str, dict[int, RunResult]]]:
-    """Alternate, and lay out what came back: pooled figures of each arm, ratios to the first arm, what makes them unlike."""
+) -> tuple[ReportSection, dict[str, float | str | None]]:
+    """Alternate, and lay out what came back: pooled figures of each arm, ratios to the first arm, what makes them unlike.
+
+    Returns the section and figures for the report's JSON.
+    """
     if len({arm.name for arm in arms}) != len(arms) or len(arms) < 2:
         raise ValueError("a comparison needs two or more arms with different names")
     if num_rounds < 1:
         raise ValueError("a comparison needs a round")
-    blocks = alternate(arms, num_rounds, is_first_discarded=is_first_discarded, on_block=on_block)
+    blocks, ending = alternate(arms, num_rounds, is_first_discarded=is_first_discarded, on_block=on_block)
     results = block_results(blocks, targets)
     runs = {arm.name: [block.run for block in blocks if block.arm == arm.name] for arm in arms}
     pooled = [summarize_pooled(runs[arm.name], arm.name, targets) for arm in arms]
@@ -142,8 +145,9 @@ def measure_arms(
     pooled = [msgspec.structs.replace(item, settings=arm.settings) for item, arm in zip(pooled, arms, strict=True)]
     verdicts = fairness_verdicts(pooled)
     measured = len(blocks) // len(arms)
-    if measured < num_rounds:
-        verdicts.append(Verdict(VerdictKind.WARNING, f"Interrupted: {measured} of {num_rounds} rounds were measured."))
+    if ending.by:
+        text = ending.sentence(f"{measured} of {num_rounds} rounds were measured.")
+        verdicts.append(Verdict(VerdictKind.PROBLEM, text))
     if measured < MIN_PAIRS:
         verdicts.append(
             Verdict(
@@ -158,7 +162,7 @@ def measure_arms(
         ratios=[ratio for arm in arms[1:] for ratio in ratios(arm.name, arms[0].name, results)],
         verdicts=verdicts,
     )
-    return section, results
+    return section, {"num_rounds": float(measured), **ending.figures()}
 
 
 def run_compare(
@@ -173,7 +177,7 @@ def run_compare(
 
     Every interval is of 95 % for itself: of twenty figures without a difference, one shows one.
     """
-    section, _ = measure_arms(arms, num_rounds, targets, is_first_discarded=is_first_discarded, on_block=on_block)
+    section, figures = measure_arms(arms, num_rounds, targets, is_first_discarded=is_first_discarded, on_block=on_block)
     names = [arm.name for arm in arms]
     discarded = "A round ahead of these was thrown away. " if is_first_discarded else ""
     section.intro = (
@@ -182,5 +186,4 @@ def run_compare(
         f"figures without a difference, one will seem to have one."
     )
     section.verdicts = [ratio_verdict(ratio) for ratio in section.ratios] + section.verdicts
-    figures: dict[str, float | str | None] = {"num_rounds": float(section.ratios[0].num_pairs if section.ratios else 0)}
     return Report(kind="compare", title=f"Comparison: {' against '.join(reversed(names))}", figures=figures, sections=[section])

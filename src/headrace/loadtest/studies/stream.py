@@ -33,7 +33,7 @@ def run_stream(
         Arm(OFF, msgspec.structs.replace(settings, is_stream=False), measure),
         Arm(ON, msgspec.structs.replace(settings, is_stream=True), measure),
     ]
-    section, _ = measure_arms(arms, num_rounds, targets, is_first_discarded=is_first_discarded, on_block=on_block)
+    section, figures = measure_arms(arms, num_rounds, targets, is_first_discarded=is_first_discarded, on_block=on_block)
     section.title = "Streaming on and off"
     section.intro = (
         "The same requests both ways, block by block in alternation. Without streaming the first text is the whole answer, so "
@@ -41,7 +41,7 @@ def run_stream(
     )
     whole, streamed = section.results
     section.verdicts = stream_verdicts(streamed, whole, section.ratios) + section.verdicts
-    return Report(kind="stream", title="What streaming gains and costs", sections=[section])
+    return Report(kind="stream", title="What streaming gains and costs", figures=figures, sections=[section])
 
 
 def stream_verdicts(streamed: RunResult, whole: RunResult, ratios: Sequence[Ratio]) -> list[Verdict]:

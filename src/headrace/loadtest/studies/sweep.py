@@ -15,6 +15,7 @@ from headrace.loadtest.report.model import Curve, Mark, Report, ReportSection, V
 from headrace.loadtest.report.tables import number, percent
 from headrace.loadtest.results import Distribution, RunResult
 from headrace.loadtest.studies.alternation import Measure
+from headrace.loadtest.studies.errors import Ending
 from headrace.loadtest.studies.signs import blocking_verdicts, saturation_verdict
 
 MIN_GAIN = 0.05  # a point that brings less throughput over the best before it brought nothing
@@ -78,15 +79,15 @@ def run_sweep(
     is_stopped_early: bool = True,
     on_point: Callable[[Point], None] | None = None,
 ) -> Report:
-    """Measure each load in rising order and say what the curve shows. Ctrl-C keeps the points that are whole.
+    """Measure each load in rising order and say what the curve shows. Ctrl-C and errors keep the points that are whole.
 
-    Raises ValueError without loads, KeyboardInterrupt when not one point was finished.
+    Raises ValueError without loads; KeyboardInterrupt or StudyError when not one point was finished.
     """
     if not loads:
         raise ValueError("a sweep needs loads")
     points: list[Point] = []
     ended = ""
-    try:
+    with Ending(lambda: bool(points)) as ending:
         for place, load in enumerate(sorted(set(loads))):
             at = settings_at(settings, load, is_rate=is_rate, requests_per_client=requests_per_client)
             at = msgspec.structs.replace(at, seed=settings.seed + place)
@@ -98,11 +99,12 @@ def run_sweep(
             if is_stopped_early and (reason := stop_reason(points, is_rate=is_rate)) and load < max(loads):
                 ended = f"Stopped at {label}, past saturation: {reason}. Loads above it were not tried."
                 break
-    except KeyboardInterrupt:
-        if not points:
-            raise
-        ended = f"Interrupted: {len(points)} of {len(set(loads))} loads were measured."
-    return report(points, is_rate=is_rate, ended=ended)
+    made = report(points, is_rate=is_rate, ended=ended)
+    if ending.by:
+        text = ending.sentence(f"{len(points)} of {len(set(loads))} loads were measured.")
+        made.sections[0].verdicts.insert(0, Verdict(VerdictKind.PROBLEM, text))
+        made.figures |= ending.figures()
+    return made
 
 
 def report(points: Sequence[Point], *, is_rate: bool, ended: str = "") -> Report:

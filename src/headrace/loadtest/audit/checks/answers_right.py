@@ -106,21 +106,24 @@ async def finish_length(session: Session) -> Finding:
     "temperature 0 repeats, alone",
     Group.ANSWERS,
     weight=3,
-    requests=7,
+    requests=5,
     hint="Prefix reuse or kernels chosen by shape may flip close calls: compare cold and warm answers (DET-01).",
 )
 async def greedy_repeats(session: Session) -> Finding:
-    """Three prompts in turn, so that each is once new and once remembered; the reference's two answers count too."""
+    """Two more prompts, each twice in a row (new, then perhaps remembered), and the reference once more after them."""
     surface = session.main_surface()
     reference = session.need(surface)
     if not reference.is_stable:
         return failed("the first two answers to one prompt differ")
-    others = (MULTI_BYTE[surface.value][0], LOOP[surface.value])
-    first = [reference.answer.text, *[read_answer(await ask_field(session, surface, prompt)).text for prompt in others]]
-    for prompt, text in zip(("", *others), first, strict=True):
-        again = read_answer(await ask_field(session, surface, prompt)).text
-        if again != text:
-            return failed(f"the same prompt gave {quote(text)}, and later {quote(again)}")
+    last = session.surfaces()[-1]
+    for where, prompt in ((last, MULTI_BYTE[last.value][0]), (surface, LOOP[surface.value])):
+        first = read_answer(await ask_field(session, where, prompt)).text
+        again = read_answer(await ask_field(session, where, prompt)).text
+        if again != first:
+            return failed(f"{quote(prompt, 30)} gave {quote(first)}, and at once again {quote(again)}")
+    later = read_answer(await ask_field(session, surface)).text
+    if later != reference.answer.text:
+        return failed(f"the same prompt gave {quote(reference.answer.text)}, and after others {quote(later)}")
     return passed("3 prompts, each answered equally every time")
 
 
