@@ -33,7 +33,8 @@ from harness import free_port, serving
 
 READY_SECONDS = 180
 DEFAULTS = ["--clients", "2", "--requests", "12", "--rounds", "6", "--prompt-tokens", "128", "--output-tokens", "48"]
-# Runs in the peer's environment. Weights that llama.cpp lays out anew for the CPU crash some builds with some quantizations.
+# Runs in the peer's environment. With weights that llama.cpp lays out anew for the CPU some builds crash on some quantizations
+# (llama-cpp-python 0.3.36, AVX-512, Q4_1: at the first request); --no-repack keeps them as the file has them, which is slower.
 LAUNCHER = """
 import runpy, sys, llama_cpp, llama_cpp.llama_cpp as api
 if sys.argv.pop(1) == "no-repack":
@@ -68,6 +69,8 @@ def llama_server(python: str, model: pathlib.Path, threads: int, repack: bool, l
         wait_for(f"{url}/v1/models", process, log)
         yield url
     finally:
+        if process.poll() is not None:
+            print(f"The peer ended with {process.returncode} while it was measured; see {log}.{hint(process)}", file=sys.stderr)
         process.terminate()
         try:
             process.wait(20)
@@ -75,13 +78,16 @@ def llama_server(python: str, model: pathlib.Path, threads: int, repack: bool, l
             process.kill()
 
 
+def hint(process: subprocess.Popen[bytes]) -> str:
+    return " It crashed: try --no-repack." if process.returncode < 0 else ""
+
+
 def wait_for(url: str, process: subprocess.Popen[bytes], log: pathlib.Path) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             tail = log.read_text(errors="replace")[-1500:]
-            hint = " A crash while the weights load: try --no-repack." if process.returncode < 0 else ""
-            raise SystemExit(f"{tail}\nThe peer ended with {process.returncode}.{hint}")
+            raise SystemExit(f"{tail}\nThe peer ended with {process.returncode}.{hint(process)}")
         try:
             urllib.request.urlopen(url, timeout=5).close()
         except (urllib.error.URLError, OSError):
