@@ -10,11 +10,12 @@ import asyncio
 import random
 import sys
 import time
+from collections.abc import Iterator
 
 from harness import Server, post, random_prompt, resident_mib, serving, table
 
-WARM_UP_SHARE = 0.3
-MAX_GROWTH_MIB = 24  # of each process, from warm-up to the end
+WARM_UP_SHARE = 0.5  # until every kind of step has been met, those of an emptying batch included
+MAX_GROWTH_MIB = 16  # of each process, from the idle moment after the warm-up to the one at the end
 
 
 def body(rng: random.Random, model: str) -> dict:
@@ -35,11 +36,11 @@ async def soak(server: Server, num_requests: int, num_clients: int, model: str) 
     faults: list[str] = []
     memory: list[tuple[int, float, float]] = []
     counts = {"ended": 0, "left": 0}
-    todo = iter(range(num_requests))
+    num_warm_up = round(WARM_UP_SHARE * num_requests)
     started = time.monotonic()
 
-    async def client() -> None:
-        for number in todo:
+    async def client(numbers: Iterator[int]) -> None:
+        for number in numbers:
             request = body(rng, model)
             leaves = number % 3 == 0
             if leaves and not request["stream"]:
@@ -60,13 +61,16 @@ async def soak(server: Server, num_requests: int, num_clients: int, model: str) 
                     f"{done}/{num_requests} after {seconds:.0f} s, MiB: gateway {memory[-1][1]:.0f}, worker {memory[-1][2]:.0f}"
                 )
 
-    await asyncio.gather(*(client() for _ in range(num_clients)))
-    await asyncio.sleep(1.5)
-    faults += leftovers(server)
-    warm = [row for row in memory if row[0] >= WARM_UP_SHARE * num_requests]
-    for name, column in (("gateway", 1), ("worker", 2)):
-        if warm and warm[-1][column] - warm[0][column] > MAX_GROWTH_MIB:
-            faults.append(f"{name} grew from {warm[0][column]:.0f} to {warm[-1][column]:.0f} MiB after warm-up")
+    idle: list[tuple[float, float]] = []  # memory when nothing runs: after the warm-up, and at the end
+    for numbers in (iter(range(num_warm_up)), iter(range(num_warm_up, num_requests))):
+        await asyncio.gather(*(client(numbers) for _ in range(num_clients)))
+        await asyncio.sleep(1.5)
+        faults += leftovers(server)
+        idle.append((resident_mib(server.gateway), resident_mib(server.worker)))
+        print(f"idle: gateway {idle[-1][0]:.0f} MiB, worker {idle[-1][1]:.0f} MiB")
+    for column, name in enumerate(("gateway", "worker")):
+        if idle[1][column] - idle[0][column] > MAX_GROWTH_MIB:
+            faults.append(f"{name} grew from {idle[0][column]:.0f} to {idle[1][column]:.0f} MiB after warm-up")
     return faults, [[str(row[0]), f"{row[1]:.0f}", f"{row[2]:.0f}"] for row in memory]
 
 

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import math
 import mmap
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,10 @@ ComputePrecision = Literal["f32", "bf16"]
 # Activations that share a scale, for weights with one scale per output channel: a tenth faster than the plugin's 32, and
 # perplexity is 0.83 % above float32 instead of 0.87 % (128 costs another half per cent). docs/lab.md has the table.
 CHANNEL_ACTIVATION_GROUP = 64
+# The plugin (5000) and oneDNN beneath it (1024) keep what they made for each shape they have met, and steps have as many shapes
+# as their token budget: memory would grow for thousands of requests. Fewer cost no time that could be measured (docs/lab.md).
+MAX_CACHED_KERNELS = 256
+ONEDNN_CACHE_VARIABLE, MAX_CACHED_PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", 64
 BlockCount = int | Callable[[int], int]
 
 _STEP_INPUTS = (
@@ -126,8 +131,12 @@ class OpenVINOExecutor:
             quantize_activations=quantize_activations,
         )
         properties["ENABLE_CPU_PINNING"] = pin_threads
+        properties["CPU_RUNTIME_CACHE_CAPACITY"] = MAX_CACHED_KERNELS
         if max_num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = max_num_threads
+        os.environ.setdefault(
+            ONEDNN_CACHE_VARIABLE, str(MAX_CACHED_PRIMITIVES)
+        )  # oneDNN offers no other way; read at first use
         model = graph() if callable(graph) else graph
         _check_graph(model)
         try:
