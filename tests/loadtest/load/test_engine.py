@@ -1,10 +1,9 @@
 """Client processes: limits, faults, interruption, and the bottleneck warning in earnest."""
 
-import os
 import pathlib
-import signal
+import pickle
+import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -21,6 +20,7 @@ from .conftest import Truth, stream
 
 pytestmark = pytest.mark.slow
 ODD_CLIENT = pathlib.Path(__file__).parent / "odd_client.py"
+INTERRUPTED_RUN = pathlib.Path(__file__).parent / "interrupted_run.py"
 SHORT = stream(3, 10.0, first_ms=20.0)
 ENDLESS = stream(400, 50.0)
 
@@ -175,28 +175,16 @@ def test_a_closed_loop_does_not_spin_against_a_server_that_refuses(truth: Truth)
     assert run.wall_seconds < 1.0
 
 
-def interrupt_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
-
-
-def test_ctrl_c_ends_the_run_with_what_there_is(truth: Truth) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen: list[LoadProgress] = []
-
-    def on_progress(progress: LoadProgress) -> None:
-        seen.append(progress)
-        if progress.num_completed >= 2 and not timers:
-            timers.append(interrupt_after(0))
-
-    timers: list[threading.Timer] = []
+def test_ctrl_c_ends_the_run_with_what_there_is(truth: Truth, tmp_path: pathlib.Path) -> None:
+    plan_file, result_file = tmp_path / "plan", tmp_path / "result"
     scripts = [SHORT, SHORT, *[ENDLESS] * 50]
-    run = run_load(truth.plan(scripts, settings={"num_clients": 4, "num_processes": 2}), on_progress=on_progress)
+    plan_file.write_bytes(pickle.dumps(truth.plan(scripts, settings={"num_clients": 4, "num_processes": 2})))
+    subprocess.run([sys.executable, str(INTERRUPTED_RUN), str(plan_file), str(result_file)], check=True, timeout=60)
+    run, is_handler_restored = pickle.loads(result_file.read_bytes())
     assert run.was_interrupted
     assert outcomes(run) == {"completed": 2, "unfinished": 4}
     assert "ended by its user" in run.warnings[0]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert is_handler_restored
     assert run.window_end == run.wall_seconds
 
 
