@@ -157,7 +157,7 @@ def test_dis_01_a_client_of_http_2_that_leaves_is_seen(sim_server: Server):
 
 def test_dis_07_health_tells_of_steps_not_of_sockets():
     """DIS-07: a worker that stands still makes the server not ready, though HTTP answers; then it goes on without loss."""
-    flags = ("--model", "sim:step_ms=5", "--served-model-name", "sim", "--progress-timeout-seconds", "1")
+    flags = ("--model", "sim:step_ms=5", "--served-model-name", "sim", "--progress-timeout-seconds", "2")
     with serving(*flags) as server:
 
         async def run() -> tuple[Reply, list[int]]:
@@ -166,7 +166,7 @@ def test_dis_07_health_tells_of_steps_not_of_sockets():
             worker = server.worker
             worker.suspend()
             try:
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(2.5)
                 paths = ("/health", "/health/ready", "/health/live", "/v1/models")
                 statuses = [(await asyncio.to_thread(server.get, path))[0] for path in paths]
             finally:
