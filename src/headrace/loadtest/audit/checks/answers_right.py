@@ -256,7 +256,8 @@ async def utf8_streamed(session: Session) -> Finding:
         again = expect_answer(await ask_field(session, surface, prompt, max_tokens=24), "an emoji prompt")
         if again.text != answer.text:
             reasons.append(f"{surface.value}: greedy answers to it differ from one time to the next")
-            if BROKEN not in "".join(deltas).removesuffix(BROKEN):
+            # The same U+FFFD in the answer that was not streamed are bytes that the model itself wrote wrongly.
+            if BROKEN not in "".join(deltas).removesuffix(BROKEN) or "".join(deltas) == again.text:
                 continue
         return judge_utf8(deltas, answer.text)
     return skipped("; ".join(reasons) or "nothing generates")
