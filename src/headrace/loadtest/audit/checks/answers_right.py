@@ -225,13 +225,21 @@ async def stop_absent(session: Session) -> Finding:
 
 
 async def _multi_byte(session: Session, surface: Surface) -> tuple[str, Answer]:
-    """A prompt whose answer has characters of several bytes, and that answer."""
+    """A prompt whose answer has characters of several bytes, and that answer.
+
+    One without U+FFFD where there is one: models write bytes that are no text, and a server is not to blame for those.
+    """
     session.need_stable(surface)
+    broken = None
     for prompt in MULTI_BYTE[surface.value]:
         answer = expect_answer(await ask_field(session, surface, prompt, max_tokens=24), "an emoji prompt")
-        if any(ord(character) > 0x7F for character in answer.text):
+        if BROKEN in answer.text.removesuffix(BROKEN):
+            broken = broken or (prompt, answer)
+        elif any(ord(character) > 0x7F for character in answer.text):
             return prompt, answer
-    raise CannotJudge("the model wrote nothing beyond ASCII")
+    if broken is None:
+        raise CannotJudge("the model wrote nothing beyond ASCII")
+    return broken
 
 
 @check(
