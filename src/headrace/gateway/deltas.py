@@ -12,6 +12,25 @@ from headrace.protocol.sampling import SamplingParams, StopConditions
 
 
 @dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Where a sequence comes from: for timelines, logs and traces; nothing of it changes what is generated.
+
+    Times are CLOCK_MONOTONIC nanoseconds; 0: not known, the moment of submit counts.
+    """
+
+    client_request_id: str = ""  # x-request-id as answered; never a key
+    choice_index: int = 0  # of the choices of one call
+    received_ns: int = 0  # the request's headers were there
+    tokenized_ns: int = 0  # body read, checked, rendered and tokenized
+    traceparent: str = ""  # W3C trace context as the client sent it, unchecked
+    tracestate: str = ""
+    api: str = ""  # the route's template
+
+
+NO_ORIGIN = RequestOrigin()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """One sequence to generate, valid by construction: the surface that made it has checked every field."""
 
@@ -25,6 +44,8 @@ class GenerationSpec:
     tenant_id: str = "default"
     priority: int = 0
     cache_salt: str = ""
+    service_class: str = "standard"
+    origin: RequestOrigin = NO_ORIGIN
 
 
 @dataclass(slots=True)

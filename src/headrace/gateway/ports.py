@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from headrace.gateway.deltas import GenerationSpec, ModelCard, TextDelta
 from headrace.protocol.errors import RequestError
 from headrace.protocol.messages import WorkerLimits
+from headrace.telemetry.reports import DebugRequests, RequestReport
 
 
 class GenerationStream(Protocol):
@@ -23,6 +24,14 @@ class GenerationStream(Protocol):
 
     def cancel(self) -> None:
         """Give up the sequence. Idempotent, and fine after the end. The consumer does not wait for a delta afterwards."""
+        ...
+
+    def timeline_report(self) -> RequestReport:
+        """The sequence's timeline as known now; complete after the last delta."""
+        ...
+
+    def note_slow_reader(self, began_ns: int, duration_ns: int) -> None:
+        """Its client did not take what was ready for so long. Call it only for waits over the stall threshold."""
         ...
 
 
@@ -48,6 +57,10 @@ class GenerationService(Protocol):
 
     def metrics_exposition(self) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its content type."""
+        ...
+
+    def debug_requests(self, limit: int) -> DebugRequests:
+        """Live requests and lately finished ones, at most `limit` of each."""
         ...
 
     def count_http(self, route: str, status: int) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.sampling import SamplingParams, StopConditions
+from headrace.protocol.stalls import Stall
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, array_like=True, tag="g"):
@@ -27,6 +28,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, array_like=True, tag="g"):
     cache_salt: str  # "" shares the prefix cache with everybody
     reply_ring: int  # index of the gateway that waits for the events
     model_id: str
+    service_class: str = "standard"  # a name of the TrafficPolicy
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -68,6 +70,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     error_message: str = ""
     usage: Usage | None = None  # with the last event, and with the first that carries a token (as far as known)
     first_scheduled_ns: int = 0  # with the first event that carries a token: when it left the queue
+    stalls: tuple[Stall, ...] = ()  # waits that ended with this event's token, or that the end cut off
+    is_preempted: bool = False  # its memory was taken just now; such an event has neither tokens nor an end
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="b"):

@@ -55,3 +55,4 @@ class StepResult:
     failures: dict[int, StepFailure] = field(default_factory=dict)
     forward_ns: int = 0
     sample_ns: int = 0
+    num_padding_tokens: int = 0  # positions computed in vain because rows of different length lay in one rectangle
