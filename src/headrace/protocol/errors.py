@@ -31,6 +31,7 @@ class ErrorCode(enum.Enum):
     REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, "DEADLINE_EXCEEDED", True)
     CONTENT_TOO_LARGE = ErrorKind("content_too_large", 413, "INVALID_ARGUMENT", False)
     UNSUPPORTED_MEDIA_TYPE = ErrorKind("unsupported_media_type", 415, "INVALID_ARGUMENT", False)
+    TENANT_OVER_SHARE = ErrorKind("tenant_over_share", 429, "RESOURCE_EXHAUSTED", True)
     INTERNAL = ErrorKind("internal_error", 500, "INTERNAL", False)
     EXECUTION_FAILED = ErrorKind("execution_failed", 500, "INTERNAL", True)
     WORKER_LOST = ErrorKind("worker_lost", 503, "UNAVAILABLE", True)
@@ -45,6 +46,16 @@ class ErrorCode(enum.Enum):
         return _BY_CODE.get(code, cls.INTERNAL)
 
 
+class RejectReason(enum.Enum):
+    """Why a request was turned away at the door, for programs: the value of the header x-headrace-reject-reason."""
+
+    QUEUE_FULL = "queue_full"  # a bound on what is in flight or waits
+    CLASS_QUEUE_FULL = "class_queue_full"  # a bound of its class
+    PREDICTED_TTFT = "predicted_ttft"  # its first token would come too late
+    TENANT_SHARE = "tenant_share"  # as before, because of what its own tenant has waiting
+    SHED = "shed"  # background work, while other classes are near their targets
+
+
 _BY_CODE = {member.value.code: member for member in ErrorCode}
 
 
@@ -57,7 +68,10 @@ class HeadraceError(Exception):
 
 
 class RequestError(HeadraceError):
-    """A request that is refused or that failed. `param` names the field at fault; `retry_after_seconds` when to come again."""
+    """A request that is refused or that failed. `param` names the field at fault; `retry_after_seconds` when to come again.
+
+    `reject_reason`: why the door was closed, where it was.
+    """
 
     def __init__(
         self,
@@ -66,11 +80,13 @@ class RequestError(HeadraceError):
         code: ErrorCode = ErrorCode.INVALID_VALUE,
         param: str | None = None,
         retry_after_seconds: int | None = None,
+        reject_reason: RejectReason | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        self.reject_reason = reject_reason
 
 
 class ConfigurationError(HeadraceError):
