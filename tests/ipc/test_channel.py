@@ -12,6 +12,7 @@ from headrace.ipc.ring import RecordTooLarge, Ring, RingCorrupt
 from headrace.protocol.control import Stop
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import CancelRequest, EventBatch, TokenEvent, Usage, WorkerHello, WorkerLimits
+from headrace.protocol.stalls import Stall, StallCause
 from tests.contracts.event_sink_contract import EventSinkContract, SinkLink, batch
 from tests.contracts.request_source_contract import RequestSourceContract, SourceLink, request
 
@@ -207,6 +208,20 @@ class TestEvents:
         assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [FinishReason.LENGTH]
         assert [piece.usage for piece in pieces] == [None] * (len(pieces) - 1) + [usage]
         assert [piece.first_scheduled_ns for piece in pieces] == [5] + [0] * (len(pieces) - 1)
+
+    def test_the_first_piece_of_a_cut_event_has_the_first_token_s_usage_and_stalls(self, bell):
+        """INV-3: whoever ends the request after the first piece (a stop string) knows what was cached."""
+        ring = new_ring(4096, max_record_bytes=256)
+        sink, receiver = RingEventSink({0: (ring, bell)}), EventReceiver(ring, bell)
+        stalls = (Stall(StallCause.NO_SLOT, 1, 2),)
+        usage = Usage(50, 300, 32, 1)
+        event = TokenEvent(9, 0, list(range(300)), FinishReason.STOP, usage=usage, first_scheduled_ns=5, stalls=stalls)
+        assert sink.publish_nowait(0, EventBatch(7, 8, [event]))
+        pieces = [piece for part in receiver.drain_nowait() for piece in part.events]
+        assert len(pieces) > 2
+        assert pieces[0].usage == Usage(50, len(pieces[0].token_ids), 32, 1)
+        assert [piece.usage for piece in pieces[1:]] == [None] * (len(pieces) - 2) + [usage]
+        assert [piece.stalls for piece in pieces] == [stalls] + [()] * (len(pieces) - 1)
 
     def test_a_large_batch_is_refused_whole(self, bell):
         ring = new_ring(1024, max_record_bytes=128)

@@ -218,13 +218,20 @@ class EventReceiver:
 
 
 def _halves(event: TokenEvent) -> tuple[TokenEvent, TokenEvent]:
-    """One event as two: the first starts the request's queue stamp, the second carries the end."""
+    """One event as two: the first has what belongs to the first token, the second carries the end."""
     middle = len(event.token_ids) // 2
+    num_before = event.first_index + middle
+    is_start = event.usage is not None and event.first_index == 0
     first = TokenEvent(
-        event.request_id, event.first_index, event.token_ids[:middle], first_scheduled_ns=event.first_scheduled_ns
+        event.request_id,
+        event.first_index,
+        event.token_ids[:middle],
+        usage=msgspec.structs.replace(event.usage, num_output_tokens=num_before) if is_start else None,
+        first_scheduled_ns=event.first_scheduled_ns,
+        stalls=event.stalls,
     )
     second = msgspec.structs.replace(
-        event, first_index=event.first_index + middle, token_ids=event.token_ids[middle:], first_scheduled_ns=0
+        event, first_index=num_before, token_ids=event.token_ids[middle:], first_scheduled_ns=0, stalls=()
     )
     return first, second
 
