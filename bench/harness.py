@@ -129,6 +129,7 @@ class Reply:
     num_errors: int = 0
     body: str = ""
     fault: str = ""
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -153,19 +154,28 @@ async def _lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[b
         yield rest
 
 
-async def post(server: Server, path: str, body: dict[str, Any], leave_after: int | None = None) -> Reply:
+async def post(
+    server: Server,
+    path: str,
+    body: dict[str, Any],
+    leave_after: int | None = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
     """POST one body; with "stream": true events are stamped. `leave_after`: close the connection after so many texts."""
     payload = json.dumps(body).encode()
     reply = Reply(sent=time.monotonic())
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
         head = f"POST {path} HTTP/1.1\r\nhost: {server.host}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
         status_line = await reader.readline()
         reply.status = int(status_line.split()[1])
         chunked = False
         while (line := await reader.readline()) not in (b"\r\n", b""):
             chunked = chunked or b"chunked" in line.lower()
+            name, _, value = line.decode("latin-1").partition(":")
+            reply.headers[name.strip().lower()] = value.strip()
         async for line in _lines(reader, chunked):
             if not line.startswith(b"data: "):
                 reply.body += line.decode() if not line.startswith(b":") else ""
