@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import socket
 import statistics
 import subprocess
@@ -26,6 +27,9 @@ river mill wheel water stone bridge valley forest morning evening winter summer 
 story music paper engine signal number answer question reason measure balance market harbour island mountain season journey the
 of and to in a that with from which would there their about other only time some could these may first then any like now
 """.split()  # noqa: SIM905 - a list of 80 strings is no easier to read
+
+
+MODEL_LABEL = re.compile(r'model_name="(?:[^"\\]|\\.)*",?')
 
 
 @dataclasses.dataclass
@@ -68,12 +72,16 @@ class Server:
             return 0, str(error)
 
     def metrics(self) -> dict[str, float]:
-        """Samples of /metrics by `name{labels}`."""
-        found = {}
+        """Samples of /metrics by `name{labels}`, without the label model_name; sums and counts by service class also in all."""
+        found: dict[str, float] = {}
         for line in self.get("/metrics")[1].splitlines():
             if line and not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
+                name = MODEL_LABEL.sub("", name).replace(",}", "}").replace("{}", "")
                 found[name] = float(value)
+                family, _, labels = name.partition("{")
+                if labels.startswith("class=") and family.endswith(("_sum", "_count")):
+                    found[family] = found.get(family, 0.0) + float(value)
         return found
 
     def wait_ready(self, seconds: float) -> None:

@@ -11,9 +11,11 @@ from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import GenerationRequest, TokenEvent, Usage
 from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.sampling import SamplingParams, StopConditions
+from headrace.protocol.stalls import Stall
 from headrace.protocol.step import StepPlan, StepResult
 from headrace.scheduling import Scheduler, SchedulerConfig
 from headrace.testing import FakeExecutor, ManualClock
+from tests.core.stall_oracle import StallOracle
 
 EOS = 1
 VOCAB_SIZE = 61
@@ -40,6 +42,7 @@ def make_request(
     deadline_ns: int = 0,
     cache_salt: str = "",
     reply_ring: int = 0,
+    service_class: str = "standard",
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
@@ -53,6 +56,7 @@ def make_request(
         cache_salt=cache_salt,
         reply_ring=reply_ring,
         model_id="model",
+        service_class=service_class,
     )
 
 
@@ -72,7 +76,8 @@ class Outcome:
         """INV-2, INV-3, INV-4: contiguous indices, one terminal event, usage with it and with the first token."""
         assert self.finish_reason is None, "an event after the terminal one"
         assert event.first_index == len(self.token_ids), "indices are not contiguous"
-        assert event.token_ids or event.finish_reason is not None, "an event that says nothing"
+        says_more = bool(event.token_ids) or event.finish_reason is not None
+        assert says_more != event.is_preempted, "an event that says nothing, or a preemption with more"
         is_first = event.first_index == 0 and bool(event.token_ids)
         assert (event.usage is not None) == (is_first or event.finish_reason is not None)
         assert (event.first_scheduled_ns != 0) == (event.first_index == 0 and bool(event.token_ids))
@@ -98,10 +103,16 @@ class Driver:
         max_model_len: int = 256,
         enable_prefix_caching: bool = True,
         priority_aging_ns: int = 60_000_000_000,
+        stall_threshold_ns: int = 250_000_000,
     ) -> None:
         self.spec = spec or make_spec()
         self.config = SchedulerConfig(
-            max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching, priority_aging_ns
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            enable_prefix_caching,
+            priority_aging_ns,
+            stall_threshold_ns=stall_threshold_ns,
         )
         self.scheduler = Scheduler(self.config, self.spec)
         self.executor = FakeExecutor(self.spec)
@@ -109,13 +120,20 @@ class Driver:
         self.outcomes: dict[int, Outcome] = {}
         self.requests: dict[int, GenerationRequest] = {}
         self.plans: list[StepPlan] = []
+        self.oracles: dict[int, StallOracle] = {}
+        self.step_ns = 0  # how long a step takes, beside the millisecond before it
 
     def add(self, *requests: GenerationRequest) -> None:
         for request in requests:
             self.requests[request.request_id] = request
             self.outcomes[request.request_id] = Outcome()
+            self.oracles[request.request_id] = StallOracle(request, self.clock.now_ns(), self.config.stall_threshold_ns)
             self.scheduler.add(request, self.clock.now_ns())
         self._collect()
+
+    def stalls(self, request_id: int) -> list[Stall]:
+        """That its events told so far."""
+        return self.oracles[request_id].stalls
 
     def cancel(self, request_id: int) -> None:
         self.scheduler.cancel(request_id, self.clock.now_ns())
@@ -140,6 +158,7 @@ class Driver:
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
+        self.clock.advance_ns(self.step_ns)
         self.scheduler.apply(plan, result, self.clock.now_ns())
         self._collect()
         self.scheduler.check_integrity()
@@ -169,6 +188,7 @@ class Driver:
             for event in events:
                 assert self.requests[event.request_id].reply_ring == reply_ring
                 self.outcomes[event.request_id].take(event, len(self.plans))
+                self.oracles[event.request_id].take(event, self.clock.now_ns())
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, int]]:

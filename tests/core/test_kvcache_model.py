@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from headrace.kvcache import BlockTable, KVCacheManager
 from headrace.kvcache.block import num_blocks_for, slot_of
+from headrace.kvcache.pool import MAX_EVICTIONS_KEPT
 from headrace.kvcache.prefix import Digest, PrefixKeys, blake2b_digest
 
 TOKENS = st.lists(st.integers(0, 1), max_size=14)  # two tokens only: equal prefixes are frequent
@@ -49,6 +50,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.live: list[Held] = []
         self.num_hits = 0
+        self.now_ns = 0
+        self.num_evictions_taken = 0
 
     @rule(target=held, tokens=TOKENS, salt=SALTS, num_spare=st.integers(0, 3))
     def admit(self, tokens: list[int], salt: str, num_spare: int) -> object:
@@ -108,6 +111,20 @@ class ManagerMachine(RuleBasedStateMachine):
         """Release, and come back with the same table and all tokens."""
         self.release(held)
         return held if self._admit(held, 0) else multiple()
+
+    @rule(duration_ns=st.integers(0, 1000))
+    def time_passes(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.manager.note_time(self.now_ns)
+
+    @rule()
+    def take_evictions(self) -> None:
+        """A block is idle for a part of its life, and both are within the time that has passed."""
+        for lifetime_ns, idle_ns in self.manager.take_evictions():
+            assert 0 <= idle_ns <= lifetime_ns <= self.now_ns
+            self.num_evictions_taken += 1
+        assert self.num_evictions_taken == self.manager.statistics().num_evictions
+        assert self.manager.take_evictions() == []
 
     @invariant()
     def accounts_are_right(self) -> None:
@@ -222,6 +239,35 @@ def test_eviction_takes_the_tail_of_the_oldest_first() -> None:
     assert len(manager.match(BlockTable(""), [5, 6, 7, 8, 0])) == 2
     assert manager.statistics().num_evictions == 1
     manager.release(filler)
+
+
+def test_how_long_evicted_blocks_had_lived_and_lain_idle() -> None:
+    """Lifetime from when the content was there; idle from when the last of two holders let go."""
+    manager = make_manager(num_blocks=2)
+    manager.note_time(100)
+    first, second = BlockTable(""), BlockTable("")
+    manager.admit(first, [1, 2, 3])
+    manager.note_time(150)
+    manager.commit(first, [1, 2, 3], 3)
+    manager.note_time(200)
+    manager.release(first)
+    manager.note_time(300)
+    assert manager.admit(second, [1, 2, 3]) == 2
+    manager.note_time(420)
+    manager.release(second)
+    manager.note_time(1000)
+    fill(manager, [7, 8, 9])
+    assert manager.take_evictions() == [(850, 580)]
+    assert manager.take_evictions() == []
+
+
+def test_evictions_that_nobody_takes_are_counted_and_their_ages_bounded() -> None:
+    manager = make_manager(num_blocks=1, block_size=1)
+    for token_id in range(MAX_EVICTIONS_KEPT + 100):
+        table, _ = fill(manager, [token_id])
+        manager.release(table)
+    assert manager.statistics().num_evictions == MAX_EVICTIONS_KEPT + 99
+    assert len(manager.take_evictions()) == MAX_EVICTIONS_KEPT
 
 
 def test_what_does_not_fit_takes_nothing() -> None:

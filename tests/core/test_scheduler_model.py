@@ -20,8 +20,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(0, 12),
         caching=st.booleans(),
+        stall_threshold_ms=st.integers(1, 12),
     )
-    def start(self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, caching: bool) -> None:
+    def start(
+        self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, caching: bool, stall_threshold_ms: int
+    ) -> None:
         self.driver = Driver(
             make_spec(num_blocks=num_blocks, block_size=block_size),
             max_num_seqs=max_num_seqs,
@@ -29,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=40,
             enable_prefix_caching=caching,
             priority_aging_ns=3_000_000,
+            stall_threshold_ns=stall_threshold_ms * 1_000_000,
         )
         self.next_id = 0
         self.num_duplicates = 0
@@ -42,8 +46,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         lives_ms=st.sampled_from([0, 0, 0, 0, 4, 12]),
         reply_ring=st.integers(0, 1),
         arrival_offset_ns=st.integers(-5_000_000, 0),
+        service_class=st.sampled_from(["interactive", "batch", "unheard of"]),
     )
-    def add(self, prompt, max_tokens, min_tokens, ignore_eos, priority, lives_ms, reply_ring, arrival_offset_ns) -> None:  # type: ignore[no-untyped-def]
+    def add(  # type: ignore[no-untyped-def]
+        self, prompt, max_tokens, min_tokens, ignore_eos, priority, lives_ms, reply_ring, arrival_offset_ns, service_class
+    ) -> None:
         now_ns = self.driver.clock.now_ns()
         self.driver.add(
             make_request(
@@ -56,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 arrival_ns=now_ns + arrival_offset_ns,
                 deadline_ns=now_ns + lives_ms * 1_000_000 if lives_ms else 0,
                 reply_ring=reply_ring,
+                service_class=service_class,
             )
         )
         self.next_id += 1
@@ -86,6 +94,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request.reply_ring == reply_ring and request_id < below:
                 assert self.driver.outcomes[request_id].finish_reason is not None
 
+    @rule(step_ms=st.integers(0, 9))
+    def steps_take(self, step_ms: int) -> None:
+        """From now on; the driver's oracle judges by the clock which waits were long."""
+        self.driver.step_ns = step_ms * 1_000_000
+
+    @rule(idle_ms=st.integers(1, 20))
+    def idle(self, idle_ms: int) -> None:
+        """Nothing happens between two steps."""
+        self.driver.clock.advance_ns(idle_ms * 1_000_000)
+
     @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -96,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.driver.scheduler
         plan = self.driver.schedule()
         if plan.rows:
-            first = scheduler._running[0]
+            first = scheduler._live.running[0]
             assert first.request_id in {row.request_id for row in plan.rows}
             self.driver.apply(plan, self.driver.executor.execute(plan))
 

@@ -21,7 +21,7 @@ from headrace.protocol.messages import (
     WorkerLimits,
 )
 from headrace.protocol.sampling import SamplingParams, StopConditions
-from headrace.telemetry.accumulate import Histogram
+from headrace.telemetry.accumulate import Histogram, HistogramFamily
 from headrace.telemetry.export import MetricsExporter
 from headrace.telemetry.meters import GatewayMeters
 from headrace.testing.clock import ManualClock
@@ -157,7 +157,7 @@ class Gateway:
     def value(self, name):
         """Of a counter; of a histogram its (count, sum)."""
         found = self.meters.accumulators[name]
-        return (found.count, found.sum) if isinstance(found, Histogram) else found.value
+        return (found.count, found.sum) if isinstance(found, Histogram | HistogramFamily) else found.value
 
     @property
     def greetings(self):

@@ -4,7 +4,8 @@ import pytest
 
 from headrace.gateway.conductor import Conductor
 from headrace.ipc.control import ControlError
-from headrace.protocol.control import ChildReady, Drain, Stop, WorkerExited, WorkerStarted
+from headrace.protocol.control import ChildReady, Drain, SetLogLevel, Stop, WorkerExited, WorkerStarted
+from headrace.telemetry.logs import current_level, set_level
 
 
 class FakeService:
@@ -38,6 +39,14 @@ class FakeControl:
         self.inbox = []
         self.closed = False
         self.error = None
+        self.sent = []
+        self.send_error = None
+
+    def send(self, message):
+        if self.send_error is not None:
+            raise self.send_error
+        self.sent.append(message)
+        return True
 
     def receive_nowait(self):
         if self.error is not None:
@@ -144,3 +153,34 @@ def test_an_unreadable_message_changes_nothing():
         assert service.calls == []
 
     run(scenario)
+
+
+@pytest.fixture
+def log_level():
+    """The level of this process's logs as it was before."""
+    before = current_level()
+    yield
+    set_level(before)
+
+
+def test_a_wish_for_a_log_level_holds_here_and_goes_to_the_supervisor(log_level):
+    control = FakeControl()
+    conductor = Conductor(FakeService(), control)
+    conductor.ask_log_level("error")
+    assert current_level() == "error"
+    assert control.sent == [SetLogLevel("error")]
+
+
+def test_the_supervisors_log_level_holds_and_is_not_sent_back(log_level):
+    control = FakeControl()
+    conductor = Conductor(FakeService(), control)
+    deliver(conductor, control, SetLogLevel("warning"))
+    assert current_level() == "warning"
+    assert control.sent == []
+
+
+def test_a_supervisor_that_does_not_read_fails_nothing(log_level):
+    control = FakeControl()
+    control.send_error = ControlError("the peer does not read")
+    Conductor(FakeService(), control).ask_log_level("error")
+    assert current_level() == "error"

@@ -1,6 +1,7 @@
 """Real gateway and worker processes over real rings; the model is the fake executor. The test is the supervisor."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from headrace.gateway.config import GatewayConfig
+from headrace.gateway.config import GatewayConfig, ObservationConfig
 from headrace.ipc.control import ControlEnd
 from headrace.ipc.doorbell import Doorbell
 from headrace.ipc.ring import Ring
@@ -150,7 +151,9 @@ class Server:
         return self.client.post("/v1/completions", json=body)
 
     def metric(self, line_start):
-        return next(line.split()[-1] for line in self.client.get("/metrics").text.splitlines() if line.startswith(line_start))
+        """The first sample that begins so, its label model_name left out."""
+        lines = [re.sub(r'model_name="[^"]*",?', "", line) for line in self.client.get("/metrics").text.splitlines()]
+        return next(line.split()[-1] for line in lines if line.replace(",}", "}").startswith(line_start))
 
     def wait_until(self, condition):
         deadline = time.monotonic() + WAIT_SECONDS
@@ -402,3 +405,12 @@ def test_nothing_polls_when_idle(server):
 def _cpu_seconds(child):
     fields = Path(f"/proc/{child.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_an_endpoint_for_traces_that_is_none_is_told_to_the_supervisor(server):
+    server.start_gateway(observation=ObservationConfig(otlp_endpoint="collector:4318", admin_token="hush-hush"))
+    message = server.gateway.receive()
+    assert isinstance(message, ChildFailed)
+    assert "OTLP endpoint" in message.message
+    assert server.gateway.wait() == 2
+    assert "hush-hush" not in repr(ObservationConfig(admin_token="hush-hush"))

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from headrace.gateway.deltas import GenerationSpec
+from headrace.gateway.deltas import GenerationSpec, RequestOrigin
 from headrace.ipc.channel import ChannelError
 from headrace.ipc.ring import RecordTooLarge, RingCorrupt
 from headrace.protocol.control import WorkerExited, WorkerStarted
@@ -21,10 +21,11 @@ def refusal_of(call):
 
 
 def test_text_comes_out_and_ends_once(gateway, make_sequence, read_all):
-    stream = gateway.submit("hi", tenant_id="t", priority=3, cache_salt="s")
+    stream = gateway.submit("hi", tenant_id="other", service_class="batch", priority=3, cache_salt="s")
     (request,) = gateway.requests
     assert request.prompt_token_ids == [104, 105]
-    assert (request.tenant_id, request.priority, request.cache_salt, request.reply_ring) == ("t", 3, "s", 0)
+    assert (request.tenant_id, request.priority, request.cache_salt, request.reply_ring) == ("other", 3, "s", 0)
+    assert request.service_class == "batch"
     assert request.request_id == stream.request_id == 7 << 40
     sequence = make_sequence(gateway, stream)
     sequence.say("Par", first_scheduled_ns=5)
@@ -418,8 +419,8 @@ def test_a_worker_without_progress_is_not_ready(gateway):
 
 
 def test_arrival_may_lie_before_the_submission(gateway):
-    spec = GenerationSpec([1], SamplingParams(), StopConditions(1))
-    stream = gateway.service.submit(spec, arrival_ns=5)
+    spec = GenerationSpec([1], SamplingParams(), StopConditions(1), origin=RequestOrigin(received_ns=5))
+    stream = gateway.service.submit(spec)
     assert gateway.requests[0].arrival_ns == 5
     stream.cancel()
 

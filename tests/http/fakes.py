@@ -13,10 +13,13 @@ from headrace.gateway.http.app import Application, create_app
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.errors import RequestError
 from headrace.protocol.messages import Usage, WorkerLimits
+from headrace.protocol.traffic import TrafficPolicy
+from headrace.telemetry.reports import DebugRequests, RequestReport, StallReport
 
 MODEL = "tiny"
 BOS, EOS, NUM_BYTES, VOCAB_SIZE = 256, 257, 256, 260
 MAX_MODEL_LEN = 128
+STALL_THRESHOLD_NS = 20_000_000
 
 Script = Callable[[GenerationSpec, int], list[TextDelta | None]]
 
@@ -69,11 +72,51 @@ def hangs_after(*texts: str) -> Script:
     return lambda spec, number: [*[TextDelta(text, 1) for text in texts], None]
 
 
+def report_on(
+    spec: GenerationSpec, state: str = "finished", age_ms: float = 30.0, reason: str | None = "stop"
+) -> RequestReport:
+    """A report as the service would make it, with made-up durations."""
+    origin = spec.origin
+    return RequestReport(
+        request_id=origin.client_request_id,
+        choice=origin.choice_index,
+        api=origin.api,
+        model=MODEL,
+        service_class=spec.service_class,
+        tenant=spec.tenant_id,
+        priority=spec.priority,
+        state=state,
+        finish_reason=reason,
+        error_code=None,
+        arrived_at=1.5,
+        age_ms=age_ms,
+        tokenized_ms=1.0,
+        queued_ms=1.5,
+        first_scheduled_ms=4.0,
+        first_token_ms=10.0,
+        last_token_ms=age_ms,
+        end_ms=age_ms,
+        phases={"tokenize": 1.0, "queue": 3.0, "prefill": 6.0, "decode": age_ms - 10.0},
+        prompt_tokens=len(spec.prompt_token_ids),
+        cached_tokens=0,
+        output_tokens=3,
+        max_tokens=spec.stopping.max_tokens,
+        preemptions=0,
+        stalls=[StallReport("prefill", 12.0, 300.0)],
+        num_stalls=1,
+        waiting_for=None,
+    )
+
+
 class FakeStream:
-    def __init__(self, deltas: list[TextDelta | None]) -> None:
+    def __init__(self, deltas: list[TextDelta | None], spec: GenerationSpec, number: int) -> None:
         self.deltas = list(deltas)
+        self.spec = spec
+        self.number = number
         self.num_cancels = 0
         self.ended = False
+        self.slow_reads: list[tuple[int, int]] = []
+        self.timeline_fails = False
 
     async def next_delta(self) -> TextDelta:
         assert not self.ended, "asked again after the last delta"
@@ -90,6 +133,15 @@ class FakeStream:
     def cancel(self) -> None:
         self.num_cancels += 1
 
+    def timeline_report(self) -> RequestReport:
+        if self.timeline_fails:
+            raise ValueError("measuring is broken")
+        cancelled = self.num_cancels and not self.ended
+        return report_on(self.spec, age_ms=30.0 + self.number, reason="abort" if cancelled else "stop")
+
+    def note_slow_reader(self, began_ns: int, duration_ns: int) -> None:
+        self.slow_reads.append((began_ns, duration_ns))
+
 
 @dataclass
 class FakeService:
@@ -104,6 +156,7 @@ class FakeService:
     http_counts: list[tuple[str, int]] = field(default_factory=list)
     rejections: list[str] = field(default_factory=list)
     metrics_fail: bool = False
+    debug_limits: list[int] = field(default_factory=list)
 
     def limits(self) -> WorkerLimits:
         if self.not_ready:
@@ -115,8 +168,14 @@ class FakeService:
         self.specs.append(spec)
         if number in self.refuse_submit:
             raise self.refuse_submit[number]
-        self.streams.append(FakeStream(self.script(spec, number)))
+        self.streams.append(FakeStream(self.script(spec, number), spec, number))
+        self.streams[-1].timeline_fails = self.metrics_fail
         return self.streams[-1]
+
+    def debug_requests(self, limit: int) -> DebugRequests:
+        self.debug_limits.append(limit)
+        live = [report_on(stream.spec, state="decode", reason=None) for stream in self.streams]
+        return DebugRequests(live=live[:limit], num_live=len(live), finished=[])
 
     def readiness(self) -> RequestError | None:
         return self.not_ready
@@ -168,26 +227,44 @@ class FakeChatEncoder:
 class Surface:
     """The application under test and its fakes; requests run to their end, each in its own event loop."""
 
-    def __init__(self, settings: HttpSettings | None = None, add_bos: bool = False) -> None:
+    def __init__(
+        self,
+        settings: HttpSettings | None = None,
+        add_bos: bool = False,
+        traffic: TrafficPolicy | None = None,
+        admin_token: str | None = None,
+    ) -> None:
+        self.levels_asked: list[str] = []
         self.service = FakeService()
         self.tokenizer = ByteTokenizer(add_bos)
         self.encoder = FakeChatEncoder()
-        self.app: Application = create_app(self.service, self.tokenizer, self.encoder, settings)
+        self.app: Application = create_app(
+            self.service,
+            self.tokenizer,
+            self.encoder,
+            settings,
+            traffic=traffic,
+            stall_threshold_ns=STALL_THRESHOLD_NS,
+            admin_token=admin_token,
+            ask_log_level=self.levels_asked.append,
+        )
 
-    def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+    def request(self, method: str, path: str, *, address: str = "127.0.0.1", **arguments: Any) -> httpx.Response:
+        """`address`: the client's."""
+
         async def call() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
+            transport = httpx.ASGITransport(self.app, client=(address, 50123))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return await client.request(method, path, **arguments)
 
         return asyncio.run(call())
 
-    def chat(self, **fields: Any) -> httpx.Response:
+    def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
-        return self.request("POST", "/v1/chat/completions", json=body)
+        return self.request("POST", "/v1/chat/completions", json=body, headers=headers)
 
-    def complete(self, **fields: Any) -> httpx.Response:
-        return self.request("POST", "/v1/completions", json={"prompt": "Hi"} | fields)
+    def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return self.request("POST", "/v1/completions", json={"prompt": "Hi"} | fields, headers=headers)
 
     def raw_chat(self, body: bytes, content_type: str = "application/json") -> httpx.Response:
         return self.request("POST", "/v1/chat/completions", content=body, headers={"content-type": content_type})

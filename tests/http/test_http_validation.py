@@ -250,7 +250,6 @@ def test_names_of_unknown_fields_are_bounded(surface: Surface) -> None:
         ("web_search_options", {}),
         ("store", True),
         ("reasoning_effort", "low"),
-        ("service_tier", "priority"),
         ("verbosity", "low"),
         ("structured_outputs", {"choice": ["a"]}),
         ("guided_json", {}),

@@ -1,10 +1,13 @@
 """The supervisor with children that are told what to do: no process is started."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import pytest
 
 from headrace.launch.supervisor import Supervisor
-from headrace.protocol.control import ControlMessage, Drain, Stop, WorkerExited
+from headrace.protocol.control import ControlMessage, Drain, SetLogLevel, Stop, WorkerExited
+from headrace.telemetry.logs import current_level, set_level
 
 
 class FakeChild:
@@ -42,13 +45,16 @@ class FakeWiring:
 
     def __init__(self) -> None:
         self.may_start = asyncio.Event()
+        self.log_level = "info"
         self.num_asked = 0
         self.started: list[FakeChild] = []
 
     async def start_worker(self, epoch: int, on_ready: Callable[[str], None]) -> FakeChild:
         return await self._start()
 
-    async def start_gateway(self, incarnation: int, on_ready: Callable[[str], None]) -> FakeChild:
+    async def start_gateway(
+        self, incarnation: int, on_ready: Callable[[str], None], on_log_level: Callable[[str], None]
+    ) -> FakeChild:
         return await self._start()
 
     async def _start(self) -> FakeChild:
@@ -101,3 +107,37 @@ def test_a_worker_that_dies_while_the_gateway_drains_is_told_of_at_once() -> Non
     told = asyncio.run(scenario())
     assert isinstance(told[-1], WorkerExited)
     assert told[-1].gives_up
+
+
+@pytest.fixture
+def log_level() -> Iterator[None]:
+    """The level of this process's logs as it was before."""
+    before = current_level()
+    yield
+    set_level(before)
+
+
+def test_a_new_log_level_reaches_every_process_and_those_started_later(log_level: None) -> None:
+    async def scenario() -> tuple[FakeWiring, list[FakeChild]]:
+        wiring = FakeWiring()
+        wiring.may_start.set()
+        supervisor = Supervisor(wiring, drain_seconds=60.0, hang_timeout_seconds=60.0, on_serving=print)  # type: ignore[arg-type]
+        run = asyncio.create_task(supervisor.run())
+        while len(wiring.started) < 2:
+            await asyncio.sleep(0)
+        worker, gateway = wiring.started
+        assert not any(isinstance(message, SetLogLevel) for child in (worker, gateway) for message in child.told)
+        supervisor._on_log_level("warning")
+        worker.die()
+        while len(wiring.started) < 3:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        supervisor._on_signal(15)
+        gateway.die()
+        assert await asyncio.wait_for(run, 5) == 0
+        return wiring, wiring.started
+
+    wiring, children = asyncio.run(scenario())
+    assert current_level() == wiring.log_level == "warning"
+    assert [SetLogLevel("warning") in child.told for child in children] == [True, True, True]

@@ -1,11 +1,16 @@
 """Cases about metrics, preemption and health, with real processes and a simulated model: numbers seen by clients must agree."""
 
 import asyncio
+import contextlib
+import http.client
 import json
+import math
 import subprocess
 import time
+import urllib.parse
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from harness import Reply, Server, post, serving
 from tests.system.exchanges import ask, refusal
@@ -123,6 +128,44 @@ def test_met_05_08_sch_04_preemption_distorts_nothing():
         status, error = refusal(server, COMPLETE, prompt=[5] * 200)
         assert (status, error["code"]) == (400, "context_length_exceeded"), "SCH-01: what can never fit is refused at the door"
         assert ask(server, COMPLETE, prompt="small", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_met_01_02_10_what_clients_choose_adds_no_series(sim_server: Server):
+    """MET-01, MET-02, MET-10: 1,000 strange paths, model names, users, tenants and classes; the text stays valid."""
+    strange = [f'{number}-"\\n\\\\{{}}é\\u2028' for number in range(1000)]
+
+    def exchange(method: str, path: str, body: dict | None = None, headers: dict[str, str] | None = None) -> int:
+        payload = None if body is None else json.dumps(body)
+        connection.request(method, path, payload, {"content-type": "application/json"} | (headers or {}))
+        reply = connection.getresponse()
+        reply.read()
+        return reply.status
+
+    def attack(name: str) -> set[int]:
+        plain = {"model": "sim", "prompt": "x", "max_tokens": 1}
+        quoted = urllib.parse.quote(name)
+        return {
+            exchange("GET", f"/wp-admin/{quoted}"),
+            exchange("POST", COMPLETE, plain | {"model": name}),
+            exchange("POST", COMPLETE, plain | {"user": name}, {"x-headrace-tenant": quoted}),
+            exchange("POST", COMPLETE, plain, {"x-headrace-class": quoted}),
+        }
+
+    with contextlib.closing(http.client.HTTPConnection(sim_server.host, sim_server.port, timeout=30)) as connection:
+        assert attack(strange[0]) <= {200, 400, 404}
+        sim_server.metrics()  # a scrape counts itself only after it was answered
+        before = set(sim_server.metrics())
+        for name in strange[1:]:
+            attack(name)
+    assert set(sim_server.metrics()) == before
+    wait_idle(sim_server)
+    text = sim_server.get("/metrics")[1]
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        for sample in family.samples:
+            assert math.isfinite(sample.value)
+            assert sample.labels.get("model_name") == (None if family.name == "headrace_http_requests" else "sim")
 
 
 def test_met_11_a_step_is_counted_once_for_all_its_rows(sim_server: Server):

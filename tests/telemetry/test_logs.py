@@ -1,5 +1,6 @@
 """Log lines: their form, and that no prompt gets into one by any way."""
 
+import dataclasses
 import json
 import logging
 import sys
@@ -11,7 +12,8 @@ import structlog
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.messages import GenerationRequest
 from headrace.protocol.sampling import SamplingParams, StopConditions
-from headrace.telemetry.logs import configure_logging, get_logger
+from headrace.telemetry import logs
+from headrace.telemetry.logs import configure_logging, current_level, get_logger, set_level
 
 SECRET = "the quick brown secret"
 
@@ -32,11 +34,12 @@ class Stderr:
 def stderr(capsys):
     """The process's logging is put back afterwards."""
     root = logging.getLogger()
-    handlers, level, before = root.handlers[:], root.level, structlog.get_config()
+    handlers, level, before, form = root.handlers[:], root.level, structlog.get_config(), logs._form
     yield Stderr(capsys)
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.configure(**before)
+    logs._form = form
 
 
 def test_json_lines(stderr):
@@ -145,3 +148,38 @@ def test_before_the_set_up_no_local_variables_are_shown(stderr):
     written = stderr.getvalue()
     assert "ValueError: broken" in written
     assert "secret" not in written
+
+
+def test_the_level_changes_at_run_time_for_loggers_made_before_and_for_libraries(stderr):
+    log, library = get_logger("gateway"), logging.getLogger("some.library")
+    configure_logging("json", "info")
+    assert current_level() == "info"
+    set_level("DEBUG")
+    assert current_level() == "debug"
+    log.debug("ours at debug")
+    library.debug("a library at debug, in which prompts may be")
+    set_level("error")
+    log.warning("ours at warning")
+    library.warning("a library at warning")
+    library.error("a library at error")
+    set_level("info")
+    log.info("ours at info")
+    library.info("a library at info")
+    lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["ours at debug", "a library at error", "ours at info", "a library at info"]
+    assert all("timestamp" in line for line in lines), "the form stays"
+
+
+def test_an_unknown_level_changes_nothing(stderr):
+    configure_logging("json", "warning")
+    with pytest.raises(ConfigurationError, match="loud"):
+        set_level("loud")
+    assert current_level() == "warning"
+
+
+def test_set_level_does_not_take_over_libraries_before_logging_is_configured(stderr, monkeypatch):
+    """As in a program that only uses a part of this one."""
+    monkeypatch.setattr(logs, "_form", dataclasses.replace(logs._form, with_libraries=False))
+    handlers = logging.getLogger().handlers[:]
+    set_level("debug")
+    assert logging.getLogger().handlers == handlers

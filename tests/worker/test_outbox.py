@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import EventBatch, TokenEvent, Usage, WorkerHello, WorkerLimits
-from headrace.worker.outbox import MAX_BATCH_BYTES, Outbox, merge_events
+from headrace.protocol.stalls import Stall, StallCause
+from headrace.worker.outbox import MAX_BATCH_BYTES, MAX_STALLS, Outbox, merge_events
 
 HELLO = WorkerHello(3, "m", WorkerLimits(100, 64, 4, 8, 16))
 
@@ -43,6 +44,47 @@ def test_merging_keeps_indices_and_the_end():
     last = TokenEvent(7, 1, [2, 3], finish_reason=FinishReason.LENGTH, usage=Usage(1, 3))
     merged = merge_events(first, last)
     assert merged == TokenEvent(7, 0, [1, 2, 3], finish_reason=FinishReason.LENGTH, usage=Usage(1, 3), first_scheduled_ns=5)
+
+
+def stall(began_ns, duration_ns=300):
+    return Stall(StallCause.SLOW_STEP, began_ns, duration_ns)
+
+
+def test_merging_keeps_the_stalls_of_both():
+    merged = merge_events(TokenEvent(7, 0, [1], stalls=(stall(1),)), TokenEvent(7, 1, [2], stalls=(stall(500), stall(900))))
+    assert merged.stalls == (stall(1), stall(500), stall(900))
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=3), min_size=1, max_size=12))
+def test_merged_events_lose_no_stall_up_to_the_bound_and_then_the_shortest(steps):
+    sink = RefusingSink()
+    outbox = Outbox(sink, [0], HELLO)
+    told = []
+    for index, durations in enumerate(steps):
+        stalls = tuple(stall(1000 * index + 100 * place, duration) for place, duration in enumerate(durations))
+        told += stalls
+        outbox.add(0, [TokenEvent(1, index, [index], stalls=stalls)], emitted_ns=index)
+        assert not outbox.flush()
+    sink.room[0] = 9
+    assert outbox.flush()
+    (event,) = sink.events()
+    kept = list(event.stalls)
+    assert kept == [stall for stall in told if stall in kept]  # none is made up, and the order is kept
+    assert len(kept) == min(len(told), MAX_STALLS)
+    by_length = sorted((stall.duration_ns for stall in told), reverse=True)
+    assert sorted((stall.duration_ns for stall in kept), reverse=True) == by_length[: len(kept)]
+
+
+def test_a_preemption_is_told_until_later_tokens_make_it_old():
+    preempted = TokenEvent(7, 3, [], stalls=(stall(1),), is_preempted=True)
+    token = TokenEvent(7, 3, [4], stalls=(stall(500),))
+    end = TokenEvent(7, 3, [], finish_reason=FinishReason.CANCELLED, usage=Usage(1, 3))
+    assert merge_events(preempted, token) == TokenEvent(7, 3, [4], stalls=(stall(1), stall(500)))
+    assert merge_events(preempted, preempted).is_preempted
+    assert not merge_events(preempted, end).is_preempted
+    # Tokens wait already: which of the two came last could not be told, and the tokens must not be lost.
+    merged = merge_events(TokenEvent(7, 2, [1]), preempted)
+    assert (merged.first_index, merged.token_ids, merged.is_preempted) == (2, [1], False)
 
 
 def test_refused_events_are_kept_and_merged_per_request():
@@ -90,7 +132,9 @@ def test_a_new_gateway_is_greeted_and_spared_its_predecessors_events():
 def test_batches_stay_small_and_resume_where_the_ring_was_full():
     sink = RefusingSink()
     outbox = Outbox(sink, [0], HELLO)
+    stalls = tuple(Stall(StallCause.WORKER_BUSY, 2**62, 2**62) for _ in range(MAX_STALLS))
     events = [TokenEvent(number, 0, [2**17] * 5000) for number in range(10)]
+    events += [TokenEvent(number, 0, [2**17], stalls=stalls) for number in range(10, 300)]
     outbox.add(0, events, 1)
     sink.room[0] = 3
     assert not outbox.flush()

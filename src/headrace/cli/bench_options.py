@@ -183,6 +183,12 @@ WORKLOAD = combined(
     click.option(
         "--questions", "questions_per_document", type=COUNT, help="long-document: questions in a row on one document."
     ),
+    click.option(
+        "--class-headers",
+        is_flag=True,
+        help="trace of a record: send each request's class (x-headrace-class), tenant (x-headrace-tenant: tenantN, by its "
+        "number) and priority.",
+    ),
     click.option("--repeat-prompts", "repeats_prompts", is_flag=True, help="prompts, sharegpt: begin anew at the file's end."),
 )
 CLIENT = combined(
@@ -268,8 +274,9 @@ def run_settings(given: dict[str, Any], *, url: str, model: str) -> RunSettings:
     ):
         if (value := given.pop(name)) is not None:
             extra[name] = f"{value:g}"
-    if given.pop(request_drafts.REPEATS_PROMPTS):
-        extra[request_drafts.REPEATS_PROMPTS] = "1"
+    for name in (request_drafts.CLASS_HEADERS, request_drafts.REPEATS_PROMPTS):
+        if given.pop(name):
+            extra[name] = "1"
     names = (
         "num_requests", "duration_seconds", "warm_up_seconds", "cool_down_seconds", "timeout_seconds", "num_processes",
         "workload", "prompt_tokens", "output_tokens", "length_scale", "shared_prefix_tokens", "is_salted", "seed",

@@ -25,11 +25,17 @@ Examples:
   headrace models                                  what is prepared, and its size
   headrace bench run --url http://127.0.0.1:8000   measure any OpenAI-compatible server
   headrace audit http://127.0.0.1:8000             check one against what applications will meet
+  headrace top                                     what a running server does, live
   headrace doctor                                  is this machine fit, is anything left over
 """
 
 
-LAZY_COMMANDS = {"audit": "headrace.cli.audit", "bench": "headrace.cli.bench"}  # imported when they are asked for
+LAZY_COMMANDS = {  # imported when they are asked for
+    "audit": "headrace.cli.audit",
+    "bench": "headrace.cli.bench",
+    "simulate": "headrace.cli.simulate",
+    "top": "headrace.cli.top",
+}
 
 
 class _Group(click.Group):

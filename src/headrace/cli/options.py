@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from headrace.launch.settings import SettingField, Settings, load_settings, setting_fields
+from headrace.launch.settings import SECTIONS_WITH_FLAGS, SettingField, load_settings, setting_fields
 
 KINDS: dict[type, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 
 
 def _option(field: SettingField) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     environment = "HEADRACE_" + field.name.upper()
-    shown = "" if field.default is None else f"  [default: {'on' if field.default is True else field.default}]"
+    default = {True: "on", False: "off"}[field.default] if field.kind is bool else field.default
+    shown = "" if default is None else f"  [default: {default}]"
     text = field.help + shown
     if field.kind is bool:
         return click.option(f"{field.flag}/--no-{field.flag[2:]}", field.name, default=None, envvar=environment, help=text)
@@ -28,7 +29,7 @@ def with_settings(*sections: str) -> Callable[[Callable[..., Any]], Callable[...
     """Give a command --config and the flags of these sections; it is called with `settings` in their place."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        fields = setting_fields(sections or Settings.__struct_fields__)
+        fields = setting_fields(sections or SECTIONS_WITH_FLAGS)
 
         @functools.wraps(command)
         def wrapper(config: str | None, **given: Any) -> Any:
@@ -42,7 +43,9 @@ def with_settings(*sections: str) -> Callable[[Callable[..., Any]], Callable[...
             "--config",
             type=click.Path(),
             envvar="HEADRACE_CONFIG",
-            help="A TOML file with the same settings in tables; flags win over it. Unknown keys are fatal.",
+            help="A TOML file with the same settings in tables; flags win over it. Unknown keys are fatal. Only there: service "
+            "classes, [classes.NAME] with level, weight, ttft_target_ms, tbt_target_ms, queue_timeout_ms, max_queued_requests, "
+            "max_queued_tokens, and tenants, [tenants.NAME] with weight.",
         )(decorated)
 
     return decorate

@@ -7,8 +7,8 @@ import asyncio
 from typing import Protocol
 
 from headrace.ipc.control import ControlError
-from headrace.protocol.control import ControlMessage, Drain, Stop, WorkerExited, WorkerStarted
-from headrace.telemetry.logs import get_logger
+from headrace.protocol.control import ControlMessage, Drain, SetLogLevel, Stop, WorkerExited, WorkerStarted
+from headrace.telemetry.logs import get_logger, set_level
 
 log = get_logger("gateway")
 
@@ -47,6 +47,10 @@ class ControlReceiver(Protocol):
 
     closed: bool
 
+    def send(self, message: ControlMessage) -> bool:
+        """Tell the supervisor; False when it is gone. Raises ControlError when it does not read."""
+        ...
+
     def receive_nowait(self) -> list[ControlMessage]:
         """What has arrived; afterwards `closed` says whether the peer is gone."""
         ...
@@ -79,6 +83,14 @@ class Conductor:
             self.is_control_open = False
             log.error("the supervisor is gone: stopping")
             self.stop()
+
+    def ask_log_level(self, level: str) -> None:
+        """An operator wants this level: it holds here at once, and in the other processes as soon as the supervisor heard."""
+        set_level(level)
+        try:
+            self._control.send(SetLogLevel(level))
+        except ControlError as error:
+            log.error("the supervisor was not told of the log level", error=str(error))  # noqa: TRY400 - the message says it
 
     def drain(self, within_seconds: float) -> None:
         """Take no new work and end when what runs has ended, at the latest after this time. A second call changes nothing."""
@@ -113,5 +125,7 @@ class Conductor:
             self.drain(message.within_seconds)
         elif isinstance(message, Stop):
             self.stop()
+        elif isinstance(message, SetLogLevel):
+            set_level(message.level)
         else:
             log.error("a control message that is not for a gateway", message_type=type(message).__name__)

@@ -7,7 +7,24 @@ import msgspec
 
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.errors import ConfigurationError
+from headrace.protocol.record import RecordTarget
+from headrace.protocol.traffic import TrafficPolicy
 from headrace.telemetry.logs import LogFormat
+
+
+class ObservationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is looked at, and who may see it."""
+
+    log_prompts: bool = False  # each request's prompt goes into the log
+    debug_requests: int = 256  # finished requests that are remembered
+    admin_token: str | None = None  # opens /debug; None: to loopback clients only
+    otlp_endpoint: str | None = None  # None: no traces
+    trace_sample_ratio: float = 1.0  # of requests whose client does not decide it
+
+    def __repr__(self) -> str:
+        """Without the token, wherever it may be shown."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "admin_token"}
+        return f"ObservationConfig({shown})"
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,6 +55,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     http: HttpSettings = HttpSettings()
     log_format: LogFormat = "auto"
     log_level: str = "info"
+    traffic: TrafficPolicy = TrafficPolicy()
+    stall_threshold_ms: float = 250.0  # who does not get on for so long has stalled
+    record: RecordTarget | None = None  # where lines about the traffic go
+    observation: ObservationConfig = ObservationConfig()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -50,9 +71,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in ("max_queued_requests", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} must not be negative.")
-        for name in ("keep_alive_seconds", "progress_timeout_seconds"):
+        for name in ("keep_alive_seconds", "progress_timeout_seconds", "stall_threshold_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} must be greater than 0.")
+
+    @property
+    def stall_threshold_ns(self) -> int:
+        """In nanoseconds."""
+        return round(self.stall_threshold_ms * 1e6)
 
     @property
     def max_in_flight(self) -> int:

@@ -9,6 +9,7 @@ from headrace.gateway.stream import RequestStream
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import EventBatch, TokenEvent, Usage
+from headrace.protocol.stalls import StallCause
 from headrace.telemetry.logs import get_logger
 
 log = get_logger("gateway")
@@ -19,13 +20,21 @@ _COMPLETED = frozenset({"stop", "length"})
 class Demultiplexer:
     """The live streams. Every way in which a stream can end leads through _close: entry, permit and counts go with it.
 
-    `cancel_sequence` tells the worker that a request's further tokens are not wanted; `on_idle` is called when the last
-    stream has ended.
+    `cancel_sequence` tells the worker that a request's further tokens are not wanted; `on_closed` is called for each stream
+    that has ended, `on_idle` after the last one. `waiting_cause`: what keeps requests from their first step now.
     """
 
-    def __init__(self, cancel_sequence: Callable[[int], None], on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cancel_sequence: Callable[[int], None],
+        on_idle: Callable[[], None],
+        on_closed: Callable[[RequestStream], None],
+        waiting_cause: Callable[[], StallCause],
+    ) -> None:
         self._cancel_sequence = cancel_sequence
         self._on_idle = on_idle
+        self._on_closed = on_closed
+        self._waiting_cause = waiting_cause
         self._streams: dict[int, RequestStream] = {}
         self.num_unknown_events = 0  # of streams that have ended here: the worker is told, but not at once
         self.num_broken_sequences = 0  # streams ended because an event was lost or came twice
@@ -57,6 +66,7 @@ class Demultiplexer:
         """The consumer gave the request up: the entry is free at once, the worker is told."""
         if stream.has_ended:
             return
+        self._note_cut_off(stream, None, now_ns)
         stream.drop(RequestError("The request was cancelled.", code=ErrorCode.INTERNAL))
         self._close(stream, "abort", stream.num_tokens, now_ns)
         self._cancel_sequence(stream.request_id)
@@ -66,7 +76,9 @@ class Demultiplexer:
     ) -> None:
         """End these streams, each with an error of its own. `cancel`: a worker still has them and is to be told."""
         for stream in streams:
-            self._fail(stream, make_error(), now_ns)
+            error = make_error()
+            self._note_cut_off(stream, error, now_ns)
+            self._fail(stream, error, now_ns)
             if cancel:
                 self._cancel_sequence(stream.request_id)
 
@@ -82,6 +94,9 @@ class Demultiplexer:
         reason = event.finish_reason
         if event.usage is not None:
             stream.usage = event.usage
+            stream.timeline.note_usage(event.usage.num_cached_tokens, event.usage.num_preemptions)
+        if event.stalls:
+            stream.timeline.note_stalls(event.stalls)
         text = ""
         if token_ids:
             if not stream.num_tokens:
@@ -96,8 +111,10 @@ class Demultiplexer:
             else:
                 self._end_at_stop_string(stream, event, text, received_ns)
                 return
+        elif event.is_preempted:
+            stream.timeline.note_preempted(received_ns)
         if reason is None:
-            stream.put(text, len(event.token_ids))
+            stream.put(text, len(event.token_ids), received_ns)
         else:
             self._finish(stream, event, text, received_ns)
 
@@ -109,11 +126,11 @@ class Demultiplexer:
             if stream.text.stop_string is not None:
                 self._end_at_stop_string(stream, event, text, now_ns)
                 return
-            stream.put(text, len(event.token_ids))
+            stream.put(text, len(event.token_ids), now_ns)
             stream.end(reason.value, stream.usage or Usage(stream.num_prompt_tokens, stream.num_tokens))
             self._close(stream, reason.value, stream.num_tokens, now_ns)
             return
-        stream.put(text, len(event.token_ids))
+        stream.put(text, len(event.token_ids), now_ns)
         self._fail(stream, _error_of(event), now_ns)
 
     def _end_at_stop_string(self, stream: RequestStream, event: TokenEvent, text: str, now_ns: int) -> None:
@@ -124,7 +141,7 @@ class Demultiplexer:
         num_tokens = stream.text.num_tokens
         known = stream.usage or Usage(stream.num_prompt_tokens, 0)
         stream.timeline.count_tokens(num_tokens - event.first_index, now_ns)
-        stream.put(text, num_tokens - event.first_index)
+        stream.put(text, num_tokens - event.first_index, now_ns)
         stream.end("stop", Usage(stream.num_prompt_tokens, num_tokens, known.num_cached_tokens, known.num_preemptions))
         self._close(stream, "stop", num_tokens, now_ns)
         if event.finish_reason is None:
@@ -144,19 +161,30 @@ class Demultiplexer:
     def _fail_internally(self, stream: RequestStream, event: TokenEvent, now_ns: int) -> None:
         if stream.has_ended:
             return
-        self._fail(stream, incomplete_answer(), now_ns)
+        error = incomplete_answer()
+        self._note_cut_off(stream, error, now_ns)
+        self._fail(stream, error, now_ns)
         if event.finish_reason is None:
             self._cancel_sequence(stream.request_id)
 
     def _fail(self, stream: RequestStream, error: RequestError, now_ns: int) -> None:
         stream.fail(error)
-        self._close(stream, "deadline" if error.code is ErrorCode.DEADLINE_EXCEEDED else "error", stream.num_tokens, now_ns)
+        reason = "deadline" if error.code is ErrorCode.DEADLINE_EXCEEDED else "error"
+        self._close(stream, reason, stream.num_tokens, now_ns, error.code.value.code)
 
-    def _close(self, stream: RequestStream, finished_reason: str, num_output_tokens: int, now_ns: int) -> None:
+    def _note_cut_off(self, stream: RequestStream, error: RequestError | None, now_ns: int) -> None:
+        """It is about to end without the worker's word: what it has waited for until now is a stall if it was long."""
+        is_lost = error is not None and error.code is ErrorCode.WORKER_LOST
+        stream.timeline.note_cut_off(now_ns, StallCause.WORKER_LOST if is_lost else None, self._waiting_cause)
+
+    def _close(
+        self, stream: RequestStream, finished_reason: str, num_output_tokens: int, now_ns: int, error_code: str = ""
+    ) -> None:
         """The one place where a stream leaves, its last delta in the mailbox: entry and permit are free, it is counted once."""
         del self._streams[stream.request_id]
         stream.permit.release(now_ns, completed=finished_reason in _COMPLETED)
-        stream.timeline.end(finished_reason, now_ns, num_output_tokens)
+        stream.timeline.end(finished_reason, now_ns, num_output_tokens, error_code)
+        self._on_closed(stream)
         if not self._streams:
             self._on_idle()
 

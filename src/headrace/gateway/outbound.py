@@ -26,6 +26,7 @@ class Outbound:
     def __init__(self, sender: MessageSender) -> None:
         self._sender = sender
         self._waiting: deque[CancelRequest | GatewayHello] = deque()
+        self.num_ring_full = 0  # messages that found no room when they came
 
     @property
     def num_waiting(self) -> int:
@@ -45,11 +46,15 @@ class Outbound:
         if isinstance(message, GatewayHello):
             self._waiting.clear()
         if not (self.flush() and self._sender.send_nowait(message)):
+            self.num_ring_full += 1
             self._waiting.append(message)
 
     def offer(self, request: GenerationRequest) -> bool:
         """Hand over a request now; False when the ring is full. Raises RecordTooLarge for one that never fits."""
-        return self.flush() and self._sender.send_nowait(request)
+        is_taken = self.flush() and self._sender.send_nowait(request)
+        if not is_taken:
+            self.num_ring_full += 1
+        return is_taken
 
     def discard(self) -> None:
         """Forget what waits: the worker that it was meant for is gone."""

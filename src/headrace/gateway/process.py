@@ -21,6 +21,7 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.conductor import Conductor
 from headrace.gateway.config import GatewayConfig
 from headrace.gateway.http.app import create_app
+from headrace.gateway.observers import RequestObservers, request_observers
 from headrace.gateway.served_model import ServedModel, load_served_model
 from headrace.gateway.server import HttpServer, address_of, bind_socket
 from headrace.gateway.service import GatewayService
@@ -34,6 +35,7 @@ from headrace.ipc.status import StatusPage
 from headrace.protocol.control import ChildFailed, ChildReady
 from headrace.protocol.errors import HeadraceError
 from headrace.telemetry.export import MetricsExporter
+from headrace.telemetry.journal import Journal
 from headrace.telemetry.logs import configure_logging, get_logger
 from headrace.telemetry.meters import GatewayMeters
 from headrace.telemetry.status_fields import STATUS_FIELDS
@@ -74,12 +76,24 @@ def run_gateway(config: GatewayConfig) -> int:
 async def _live(
     config: GatewayConfig, model: ServedModel, listener: socket.socket, control: ControlEnd, stack: ExitStack
 ) -> int:
+    with request_observers(config, model.card.id) as observers:
+        return await _serve(config, model, listener, control, observers, stack)
+
+
+async def _serve(
+    config: GatewayConfig,
+    model: ServedModel,
+    listener: socket.socket,
+    control: ControlEnd,
+    observers: RequestObservers,
+    stack: ExitStack,
+) -> int:
     loop = asyncio.get_running_loop()
-    service, receiver = _join_worker(config, model, stack)
+    service, receiver = _join_worker(config, model, observers, stack)
     conductor = Conductor(service, control)
     address = address_of(listener)
     server = HttpServer(
-        _build_app(config, model, service),
+        _build_app(config, model, service, conductor),
         listener,
         backlog=config.listen_backlog,
         max_connections=config.max_connections,
@@ -117,14 +131,19 @@ def _on_control(loop: asyncio.AbstractEventLoop, conductor: Conductor, control: 
         loop.remove_reader(control.fileno())  # at end-of-file it would stay readable for ever
 
 
-def _join_worker(config: GatewayConfig, model: ServedModel, stack: ExitStack) -> tuple[GatewayService, EventReceiver]:
+def _join_worker(
+    config: GatewayConfig, model: ServedModel, observers: RequestObservers, stack: ExitStack
+) -> tuple[GatewayService, EventReceiver]:
     """The service over the rings that the supervisor made."""
     request_ring = _attach_ring(config.request_ring, stack)
     event_ring = _attach_ring(config.event_ring, stack)
     page = StatusPage.attach(_attach(config.status_segment, stack).buffer, STATUS_FIELDS)
     stack.callback(page.close)
     receiver = EventReceiver(event_ring, Doorbell.from_fds(config.event_doorbell_fds), index=config.reply_ring)
-    meters = GatewayMeters()
+    meters = GatewayMeters(traffic=config.traffic, stall_threshold_ms=config.stall_threshold_ms)
+    fills = {"request": _fill_of(request_ring), "event": _fill_of(event_ring)}
+    exporter = MetricsExporter(meters, page.read, fills, model_name=model.card.id)
+    observers.add_probes(exporter)
     service = GatewayService(
         model.card,
         model.tokenizer,
@@ -133,17 +152,28 @@ def _join_worker(config: GatewayConfig, model: ServedModel, stack: ExitStack) ->
         AdmissionControl(AdmissionLimits(config.max_in_flight, config.max_queued_prompt_tokens)),
         WorkerView(page.read, config.progress_timeout_seconds),
         meters,
-        MetricsExporter(meters, page.read, {"request": _fill_of(request_ring), "event": _fill_of(event_ring)}),
+        exporter,
         MonotonicClock(),
         reply_ring=config.reply_ring,
         incarnation=config.incarnation,
+        journal=Journal(meters.faults, capacity=config.observation.debug_requests, listeners=observers.listeners),
+        log_prompts=config.observation.log_prompts,
     )
     return service, receiver
 
 
-def _build_app(config: GatewayConfig, model: ServedModel, service: GatewayService) -> Any:
+def _build_app(config: GatewayConfig, model: ServedModel, service: GatewayService, conductor: Conductor) -> Any:
     encoder = partial(encode_chat, model.tokenizer, model.chat_template)
-    return create_app(service, model.tokenizer, encoder, config.http)
+    return create_app(
+        service,
+        model.tokenizer,
+        encoder,
+        config.http,
+        traffic=config.traffic,
+        stall_threshold_ns=config.stall_threshold_ns,
+        admin_token=config.observation.admin_token,
+        ask_log_level=conductor.ask_log_level,
+    )
 
 
 def _attach(name: str, stack: ExitStack) -> Segment:

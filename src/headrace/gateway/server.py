@@ -37,6 +37,9 @@ def bind_socket(host: str, port: int, backlog: int) -> socket.socket:
         raise ConfigurationError(f"Cannot resolve --host {host}: {error.strerror}.") from None
     except OSError as error:
         raise ConfigurationError(_why_not_bound(error, host, port)) from None
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # accepted sockets inherit it: no first token waits for an ACK
     listener.setblocking(False)
     return listener
 

@@ -11,6 +11,7 @@ from headrace.gateway.deltas import GenerationSpec, ModelCard
 from headrace.gateway.demux import Demultiplexer, incomplete_answer
 from headrace.gateway.outbound import MessageSender, Outbound
 from headrace.gateway.stream import RequestStream, TokenText
+from headrace.gateway.tracking import RequestTracker
 from headrace.gateway.worker_view import WorkerView
 from headrace.ipc.channel import ChannelError
 from headrace.ipc.ring import RecordTooLarge, RingCorrupt
@@ -27,12 +28,16 @@ from headrace.protocol.messages import (
 )
 from headrace.protocol.ports import Clock
 from headrace.telemetry.export import MetricsExporter
+from headrace.telemetry.journal import Journal
 from headrace.telemetry.logs import get_logger
 from headrace.telemetry.meters import GatewayMeters
+from headrace.telemetry.reports import DebugRequests, RequestReport
+from headrace.telemetry.snapshot import RequestIdentity
 from headrace.text.tokenizer import TextTokenizer
 
 INCARNATION_SHIFT = 40  # a gateway process has ids for 2**40 requests; the bits above say which process it is
 DEADLINE_NONE = 0
+MAX_LOGGED_PROMPT_TOKENS = 512  # of each prompt, where the operator wants prompts in the log
 
 log = get_logger("gateway")
 
@@ -70,7 +75,10 @@ class GatewayService:
         *,
         reply_ring: int,
         incarnation: int,
+        journal: Journal | None = None,
+        log_prompts: bool = False,
     ) -> None:
+        """`journal`: what keeps and tells of ended requests. `log_prompts`: each request's log line has its prompt's text."""
         self._card = card
         self._tokenizer = tokenizer
         self._outbound = Outbound(sender)
@@ -82,7 +90,10 @@ class GatewayService:
         self._clock = clock
         self._reply_ring = reply_ring
         self._next_request_id = incarnation << INCARNATION_SHIFT
-        self._demux = Demultiplexer(self._cancel_sequence, self._note_idle)
+        self._log_prompts = log_prompts
+        self._tracker = RequestTracker(card, meters, journal or Journal(meters.faults), worker, clock)
+        self._demux = Demultiplexer(self._cancel_sequence, self._note_idle, self._tracker.close, self._tracker.waiting_cause)
+        exporter.add_probe("headrace_ring_full_total", lambda: self._outbound.num_ring_full, "request")
         self._is_draining = False
         self._drain_retry_seconds = 1
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -126,29 +137,21 @@ class GatewayService:
             return self._draining_error()
         return self._worker.problem(self._clock.now_ns())
 
-    def submit(self, spec: GenerationSpec, *, arrival_ns: int | None = None) -> RequestStream:
-        """Start one sequence. `arrival_ns`: when the client's request came, if not now. Raises RequestError."""
-        now_ns = self._clock.now_ns()
-        problem = self.readiness()
-        epoch = self._worker.epoch
-        if problem is not None or epoch is None:
-            raise problem or RequestError("The model is not loaded.", code=ErrorCode.NOT_READY, retry_after_seconds=1)
-        request = self._request_of(spec, now_ns if arrival_ns is None else arrival_ns)
-        text = TokenText(self._tokenizer, spec)
-        permit = self._admission.admit(len(spec.prompt_token_ids), now_ns)
+    def submit(self, spec: GenerationSpec) -> RequestStream:
+        """Start one sequence. Raises RequestError."""
         try:
-            is_taken = self._outbound.offer(request)
-        except RecordTooLarge:
-            permit.release(now_ns, completed=False)
-            raise RequestError("The request is too large.", code=ErrorCode.CONTENT_TOO_LARGE) from None
-        if not is_taken:
-            permit.release(now_ns, completed=False)
-            raise self._admission.refusal("The queue to the model is full.", now_ns)
-        self._next_request_id += 1
-        timeline = self._meters.start_request(request.arrival_ns, len(spec.prompt_token_ids))
-        stream = RequestStream(request.request_id, epoch, spec, text, permit, timeline, self._cancel)
-        self._demux.open(stream)
-        return stream
+            return self._submit(spec)
+        except RequestError as error:
+            self._tracker.refuse(spec, error)
+            raise
+
+    def report_on(self, stream: RequestStream) -> RequestReport:
+        """The stream's timeline as known now."""
+        return self._tracker.report(stream)
+
+    def debug_requests(self, limit: int) -> DebugRequests:
+        """Live requests, the oldest first, and lately finished ones, the newest first; at most `limit` of each."""
+        return self._tracker.debug_requests(self._demux.live_streams(), limit)
 
     def metrics_exposition(self) -> tuple[bytes, str]:
         """All metrics in Prometheus' text format, and its content type."""
@@ -164,6 +167,7 @@ class GatewayService:
 
     def on_events(self) -> None:
         """The event doorbell rang: deliver what is on the ring."""
+        self._meters.cpu.note()
         self._drain_once(self._clock.now_ns())
         self._outbound.flush()
 
@@ -204,20 +208,34 @@ class GatewayService:
         self._demux.fail_streams(streams, self._stopping_error, self._clock.now_ns(), cancel=True)
         return len(streams)
 
-    def _request_of(self, spec: GenerationSpec, arrival_ns: int) -> GenerationRequest:
-        return GenerationRequest(
-            request_id=self._next_request_id,
-            tenant_id=spec.tenant_id,
-            priority=spec.priority,
-            prompt_token_ids=spec.prompt_token_ids,
-            sampling=spec.sampling,
-            stopping=spec.stopping,
-            arrival_ns=arrival_ns,
-            deadline_ns=DEADLINE_NONE,
-            cache_salt=spec.cache_salt,
-            reply_ring=self._reply_ring,
-            model_id=self._card.id,
-        )
+    def cancel_stream(self, stream: RequestStream) -> None:
+        """The stream's consumer gave it up."""
+        self._demux.cancel(stream, self._clock.now_ns())
+
+    def _submit(self, spec: GenerationSpec) -> RequestStream:
+        now_ns = self._clock.now_ns()
+        problem = self.readiness()
+        epoch = self._worker.epoch
+        if problem is not None or epoch is None:
+            raise problem or RequestError("The model is not loaded.", code=ErrorCode.NOT_READY, retry_after_seconds=1)
+        identity = self._tracker.identify(spec, self._next_request_id)
+        request = _request_of(spec, identity, spec.origin.received_ns or now_ns, self._reply_ring)
+        text = TokenText(self._tokenizer, spec)
+        shown = _beginning_of(self._tokenizer, spec) if self._log_prompts else ""
+        permit = self._admission.admit(len(spec.prompt_token_ids), now_ns)
+        try:
+            is_taken = self._outbound.offer(request)
+        except RecordTooLarge:
+            permit.release(now_ns, completed=False)
+            raise RequestError("The request is too large.", code=ErrorCode.CONTENT_TOO_LARGE) from None
+        if not is_taken:
+            permit.release(now_ns, completed=False)
+            raise self._admission.refusal("The queue to the model is full.", now_ns)
+        self._next_request_id += 1
+        timeline = self._tracker.accept(identity, spec, request, now_ns)
+        stream = RequestStream(request.request_id, epoch, spec, text, permit, timeline, self, shown)
+        self._demux.open(stream)
+        return stream
 
     def _drain_once(self, now_ns: int) -> int:
         """Deliver what one look at the event ring gives; how many messages (a record that is lost counts)."""
@@ -262,9 +280,6 @@ class GatewayService:
         """End the streams of workers up to this epoch: they are gone."""
         self._demux.fail_streams(self._demux.live_streams(max_epoch), _worker_lost, now_ns)
 
-    def _cancel(self, stream: RequestStream) -> None:
-        self._demux.cancel(stream, self._clock.now_ns())
-
     def _cancel_sequence(self, request_id: int) -> None:
         self._outbound.send(CancelRequest(request_id))
 
@@ -287,6 +302,28 @@ class GatewayService:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _request_of(spec: GenerationSpec, identity: RequestIdentity, arrival_ns: int, reply_ring: int) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=identity.request_id,
+        tenant_id=identity.tenant,
+        priority=spec.priority,
+        prompt_token_ids=spec.prompt_token_ids,
+        sampling=spec.sampling,
+        stopping=spec.stopping,
+        arrival_ns=arrival_ns,
+        deadline_ns=DEADLINE_NONE,
+        cache_salt=spec.cache_salt,
+        reply_ring=reply_ring,
+        model_id=identity.model,
+        service_class=identity.service_class,
+    )
+
+
+def _beginning_of(tokenizer: TextTokenizer, spec: GenerationSpec) -> str:
+    """Of the prompt's text, for the log of an operator who wants prompts in it."""
+    return tokenizer.decode(spec.prompt_token_ids[:MAX_LOGGED_PROMPT_TOKENS], skip_special_tokens=False)
 
 
 def _worker_lost() -> RequestError:

@@ -4,12 +4,15 @@ Owns: TokenText, RequestStream. Runs in: gateway, on the event loop. Must not kn
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from headrace.gateway.admission import Permit
 from headrace.gateway.deltas import GenerationSpec, TextDelta
 from headrace.protocol.errors import RequestError
 from headrace.protocol.messages import Usage
+from headrace.protocol.stalls import Stall, StallCause
+from headrace.telemetry.reports import RequestReport
 from headrace.telemetry.timeline import RequestTimeline
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop_strings import StopStringMatcher
@@ -67,6 +70,18 @@ class TokenText:
         return freed
 
 
+class StreamOwner(Protocol):
+    """What a stream asks of the service that made it."""
+
+    def cancel_stream(self, stream: "RequestStream") -> None:
+        """Its consumer gives it up."""
+        ...
+
+    def report_on(self, stream: "RequestStream") -> RequestReport:
+        """Its timeline as known now."""
+        ...
+
+
 class RequestStream:
     """The merging mailbox of one request: what was not yet read is one delta. Exactly one delta is the last.
 
@@ -78,14 +93,16 @@ class RequestStream:
         "_is_over",
         "_last",
         "_num_unread_tokens",
-        "_on_cancel",
+        "_owner",
         "_unread",
+        "_unread_since_ns",
         "_waiter",
         "epoch",
         "include_stop_token",
         "num_prompt_tokens",
         "num_tokens",
         "permit",
+        "prompt_text",
         "request_id",
         "text",
         "timeline",
@@ -100,8 +117,10 @@ class RequestStream:
         text: TokenText,
         permit: Permit,
         timeline: RequestTimeline,
-        on_cancel: Callable[["RequestStream"], None],
+        owner: StreamOwner,
+        prompt_text: str = "",
     ) -> None:
+        """`prompt_text`: for the log at its end; "" where prompts do not belong there."""
         self.request_id = request_id
         self.epoch = epoch  # of the worker that has it
         self.num_prompt_tokens = len(spec.prompt_token_ids)
@@ -111,8 +130,10 @@ class RequestStream:
         self.permit = permit
         self.timeline = timeline
         self.usage: Usage | None = None  # as far as the worker told it
-        self._on_cancel = on_cancel
+        self.prompt_text = prompt_text
+        self._owner = owner
         self._unread: list[str] = []
+        self._unread_since_ns = 0  # since when the oldest text lies there
         self._num_unread_tokens = 0
         self._last: TextDelta | None = None
         self._is_over = False  # the last delta was read
@@ -132,12 +153,26 @@ class RequestStream:
     def cancel(self) -> None:
         """Give the request up. Whoever waits for a delta gets a last one with an error."""
         if self._last is None:
-            self._on_cancel(self)
+            self._owner.cancel_stream(self)
 
-    def put(self, text: str, num_tokens: int) -> None:
+    def timeline_report(self) -> RequestReport:
+        """The timeline as known now; complete after the last delta."""
+        return self._owner.report_on(self)
+
+    def note_slow_reader(self, began_ns: int, duration_ns: int) -> None:
+        """The client did not take what was ready for so long (longer than the stall threshold)."""
+        self.timeline.note_stalls((Stall(StallCause.SLOW_READER, began_ns, duration_ns),))
+
+    def unread_ns(self, now_ns: int) -> int:
+        """For how long text has been waiting for the consumer; 0 when there is none."""
+        return max(now_ns - self._unread_since_ns, 0) if self._unread else 0
+
+    def put(self, text: str, num_tokens: int, now_ns: int) -> None:
         """Add text and the number of tokens behind it; wakes the consumer when there is something to read."""
         self._num_unread_tokens += num_tokens
         if text:
+            if not self._unread:
+                self._unread_since_ns = now_ns
             self._unread.append(text)
             self._wake()
 

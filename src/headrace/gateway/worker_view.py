@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from headrace.protocol.control import WorkerExited
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.messages import WorkerHello, WorkerLimits
+from headrace.protocol.stalls import StallCause
+from headrace.telemetry.status_fields import blocked_by_cause
 
 DEFAULT_LOAD_SECONDS = 5.0  # until one start of a worker was measured
 MAX_RETRY_AFTER_SECONDS = 60
@@ -72,6 +74,17 @@ class WorkerView:
         if age_ns > self._progress_timeout_ns:
             return self._not_ready(f"The model has shown no progress for {age_ns // _NS_PER_SECOND} seconds.")
         return None
+
+    def blocked_by(self) -> StallCause:
+        """What keeps those that wait from their first step now: WORKER_BUSY where the worker names nothing else.
+
+        Raises what reading the page raises.
+        """
+        return blocked_by_cause(self._read_status().get("blocked_by", 0)) or StallCause.WORKER_BUSY
+
+    def num_running(self) -> int:
+        """Requests in the running batch. Raises what reading the page raises."""
+        return self._read_status().get("num_running", 0)
 
     def _reason(self) -> str:
         if self._exit is None:

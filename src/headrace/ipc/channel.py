@@ -221,12 +221,14 @@ def _halves(event: TokenEvent) -> tuple[TokenEvent, TokenEvent]:
     """One event as two: the first has what belongs to the first token, the second carries the end."""
     middle = len(event.token_ids) // 2
     num_before = event.first_index + middle
-    is_start = event.usage is not None and event.first_index == 0
+    usage = event.usage
+    if usage is not None:
+        usage = msgspec.structs.replace(usage, num_output_tokens=num_before) if event.first_index == 0 else None
     first = TokenEvent(
         event.request_id,
         event.first_index,
         event.token_ids[:middle],
-        usage=msgspec.structs.replace(event.usage, num_output_tokens=num_before) if is_start else None,
+        usage=usage,
         first_scheduled_ns=event.first_scheduled_ns,
         stalls=event.stalls,
     )

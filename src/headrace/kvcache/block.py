@@ -16,6 +16,8 @@ class Block:
     block_id: int
     num_references: int = 0  # tables that hold it
     node: PrefixNode | None = None  # what a cached block contains; None for one that cannot be found by content
+    content_ns: int = 0  # when it got that content
+    idle_since_ns: int = 0  # when its last holder let go of it
 
 
 @dataclass(slots=True, eq=False)

@@ -61,6 +61,17 @@ class KVCacheManager:
         """Tables that hold blocks."""
         return len(self._tables)
 
+    def note_time(self, now_ns: int) -> None:
+        """The time of what is done next; blocks' ages are counted by it."""
+        self._pool.now_ns = now_ns
+
+    def take_evictions(self) -> list[tuple[int, int]]:
+        """(lifetime, idle time before) in ns of the blocks evicted since the last call, at most 1,024 of them.
+
+        A lifetime is counted from when the content could be found, the idle time from when its last holder let go of it.
+        """
+        return self._pool.take_evictions()
+
     def match(self, table: BlockTable, token_ids: Sequence[int]) -> list[PrefixNode]:
         """The longest cached prefix of `token_ids`, in full blocks, under the table's salt. Takes nothing.
 
@@ -136,7 +147,7 @@ class KVCacheManager:
                 block_id = table.block_ids[index]
                 node = PrefixNode(table.digests[index], parent, tokens, table.cache_salt, block_id)
                 self._index.add(node)
-                self._pool.blocks[block_id].node = node
+                self._pool.fill(block_id, node)
             elif node.holds(parent, tokens, table.cache_salt):
                 self._pool.acquire(node.block_id)
                 self._pool.release(table.block_ids[index])

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from headrace.kvcache.block import Block
 from headrace.kvcache.prefix import PrefixNode
 
+MAX_EVICTIONS_KEPT = 1024  # between two calls of take_evictions; further ones are only counted
+
 
 class BlockPool:
     """A fixed number of blocks, each free, cached (held by nobody, content still findable) or used (held by a table).
@@ -21,6 +23,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, on_evict: Callable[[PrefixNode], None]) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.num_evictions = 0
+        self.now_ns = 0  # the time for what happens next; written by the manager
+        self._evictions: list[tuple[int, int]] = []
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently let go first
@@ -59,11 +63,24 @@ class BlockPool:
                 raise RuntimeError(f"cached block {block.block_id} has no content")
             self._on_evict(block.node)
             block.node = None
-            self.num_evictions += 1
+            self._note_eviction(block)
         else:
             raise RuntimeError("no block is available")
         block.num_references = 1
         return block.block_id
+
+    def fill(self, block_id: int, node: PrefixNode) -> None:
+        """The block's content is computed and can be found from now on."""
+        block = self.blocks[block_id]
+        block.node, block.content_ns = node, self.now_ns
+
+    def take_evictions(self) -> list[tuple[int, int]]:
+        """Of the blocks evicted since the last call: how long each had its content, and how long nobody had held it (ns).
+
+        At most MAX_EVICTIONS_KEPT, the first ones; `num_evictions` counts all.
+        """
+        evictions, self._evictions = self._evictions, []
+        return evictions
 
     def acquire(self, block_id: int) -> None:
         """Hold a block that has content once more. Raises RuntimeError for one without: it may be written by its owner."""
@@ -85,6 +102,7 @@ class BlockPool:
                 self._free.append(block_id)
             else:
                 self._cached[block_id] = None
+                block.idle_since_ns = self.now_ns
 
     def check_integrity(self, num_references: Sequence[int]) -> None:
         """Raise RuntimeError when an account is wrong. `num_references[i]`: tables that hold block i, counted by the caller."""
@@ -101,3 +119,8 @@ class BlockPool:
                 raise RuntimeError(f"block {block.block_id} is cached or shared without content")
             if block.node is not None and places[0]:
                 raise RuntimeError(f"free block {block.block_id} has content")
+
+    def _note_eviction(self, block: Block) -> None:
+        self.num_evictions += 1
+        if len(self._evictions) < MAX_EVICTIONS_KEPT:
+            self._evictions.append((self.now_ns - block.content_ns, self.now_ns - block.idle_since_ns))

@@ -9,16 +9,24 @@ import sys
 from collections.abc import Callable, Iterable
 
 from headrace.ipc.control import ControlEnd
-from headrace.protocol.control import ChildFailed, ChildReady, ControlMessage
+from headrace.protocol.control import ChildFailed, ChildReady, ControlMessage, SetLogLevel
 
 KILL_GRACE_SECONDS = 5.0
 
 
 class Child:
-    """A running child. `on_ready` is called with the child's line about itself; `failure` is why it gave up, if it said so."""
+    """A running child. `on_ready` is called with the child's line about itself; `failure` is why it gave up, if it said so.
+
+    `on_log_level` is called with the level that a gateway's operator asked for.
+    """
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, control: ControlEnd, on_ready: Callable[[str], None]
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        control: ControlEnd,
+        on_ready: Callable[[str], None],
+        on_log_level: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.was_ready = False
@@ -26,6 +34,7 @@ class Child:
         self._process = process
         self._control = control
         self._on_ready = on_ready
+        self._on_log_level = on_log_level
         self._loop = asyncio.get_running_loop()
         self._control_fd = control.fileno()
         self._detached = False
@@ -39,6 +48,7 @@ class Child:
         make_configuration: Callable[[int], bytes],
         inherited_fds: Iterable[int],
         on_ready: Callable[[str], None],
+        on_log_level: Callable[[str], None] | None = None,
     ) -> "Child":
         """Run `python -m module`. `make_configuration` takes the number of the child's control fd and gives its stdin."""
         ours, theirs = ControlEnd.pair()
@@ -50,7 +60,7 @@ class Child:
             stdin=asyncio.subprocess.PIPE,
             pass_fds=[*inherited_fds, control_fd],
         )
-        child = cls(name, process, ours, on_ready)
+        child = cls(name, process, ours, on_ready, on_log_level)
         theirs.close()
         assert process.stdin is not None  # asked for above; for the type checker
         try:
@@ -109,6 +119,8 @@ class Child:
                 self._on_ready(message.detail)
             elif isinstance(message, ChildFailed):
                 self.failure = message.message
+            elif isinstance(message, SetLogLevel) and self._on_log_level is not None:
+                self._on_log_level(message.level)
         if self._control.closed:
             self._detach()
 

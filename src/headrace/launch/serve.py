@@ -6,13 +6,16 @@ Owns: the order of a start, and what the operator reads. Runs in: supervisor. Mu
 import asyncio
 import signal
 import sys
+import time
 
 from headrace.ipc.segment import remove_orphans
 from headrace.launch.model import ServedModel, prepare_in_child
 from headrace.launch.settings import Settings
 from headrace.launch.supervisor import Supervisor
-from headrace.launch.wiring import Wiring
+from headrace.launch.wiring import Wiring, served_length
+from headrace.protocol.record import RecordHeader, RecordTarget
 from headrace.telemetry.logs import configure_logging, get_logger
+from headrace.telemetry.recorder import create_record
 
 log = get_logger("supervisor")
 
@@ -33,7 +36,8 @@ async def serve(settings: Settings) -> int:
         if sys.stderr.isatty():
             sys.stderr.write(f"\n  Headrace serves {name} at {address}/v1   (API: {address}/docs, stop: Ctrl-C)\n\n")
 
-    with Wiring(settings, model) as wiring:
+    record = _begin_record(settings, model, name)
+    with Wiring(settings, model, record) as wiring:
         supervisor = Supervisor(
             wiring,
             drain_seconds=settings.operation.drain_seconds,
@@ -41,6 +45,27 @@ async def serve(settings: Settings) -> int:
             on_serving=on_serving,
         )
         return await supervisor.run()
+
+
+def _begin_record(settings: Settings, model: ServedModel, name: str) -> RecordTarget | None:
+    """The new record's file with its first line, when one is wanted. Raises ConfigurationError."""
+    if settings.operation.record is None:
+        return None
+    traffic = settings.traffic()
+    header = RecordHeader(
+        started_unix=time.time(),
+        started_monotonic_ns=time.monotonic_ns(),
+        model=name,
+        classes=list(traffic.class_names),
+        num_tenants=len(traffic.tenants),
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
+        max_model_len=served_length(settings, model),
+        enable_prefix_caching=settings.cache.prefix_caching,
+    )
+    target = create_record(settings.operation.record, header, settings.operation.record_max_mib * 2**20)
+    log.info("recording traffic", path=target.path, max_mib=settings.operation.record_max_mib)
+    return target
 
 
 async def _prepare_unless_stopped(settings: Settings) -> ServedModel | None:

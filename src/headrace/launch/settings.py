@@ -1,10 +1,12 @@
 """Everything that can be configured, once: the flags, the configuration file and the documents are made from these structs.
 
 Owns: names, defaults, ranges and help of every setting. Runs in: supervisor and CLI. Must not know: click, processes.
-A section of headrace.toml is a struct here, a key is a field, a flag is the field's name with dashes.
+A section of headrace.toml is a struct here, a key is a field, a flag is the field's name with dashes. The tables of service
+classes and tenants (traffic_settings.py) have no flags.
 """
 
 import pathlib
+import re
 import tomllib
 import typing
 from typing import Annotated, Any, Literal
@@ -12,12 +14,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from headrace.launch.traffic_settings import ClassTable, TenantTable, traffic_policy
 from headrace.protocol.errors import ConfigurationError
+from headrace.protocol.traffic import TrafficPolicy
 
 Port = Annotated[int, Meta(ge=0, le=65535, description="Port to listen on. 0 takes a free one.")]
 Count = Annotated[int, Meta(ge=1)]
 PositiveNumber = Annotated[float, Meta(gt=0)]
 MAX_SECONDS = 604_800.0  # a week: "for ever" with room to count
+MAX_MS = 1000 * MAX_SECONDS
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +121,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sse_ping_seconds: Annotated[
         float, Meta(ge=0.5, le=MAX_SECONDS, description="A comment is sent on a stream that was silent for so long.")
     ] = 15.0
+    default_class: Annotated[
+        str,
+        Meta(
+            description="Service class of requests that name none: interactive, standard, batch, or one of the configuration "
+            "file's [classes.NAME]."
+        ),
+    ] = "standard"
 
 
 class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +154,45 @@ class OperationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         "auto"
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged.")] = "info"
+    log_prompts: Annotated[
+        bool, Meta(description="Writes prompts into the log, one for each request. Off: no text of clients stands in it.")
+    ] = False
+    stall_threshold_ms: Annotated[
+        float,
+        Meta(gt=0, le=MAX_MS, description="A request that does not get on for so long has stalled: counted, with its cause."),
+    ] = 250.0
+    debug_requests: Annotated[
+        int, Meta(ge=1, le=100_000, description="How many finished requests GET /debug/requests remembers.")
+    ] = 256
+    admin_token: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024, pattern="^[!-~]+$")] | None,
+        Meta(
+            description="Opens /debug to who sends it as a bearer token. Default: /debug is open to this machine only. A flag "
+            "is seen by all users of the machine: rather use the environment."
+        ),
+    ] = None
+    record: Annotated[
+        str | None,
+        Meta(
+            description="Writes a record of the traffic into this new file: times, lengths and salted hashes, no text. See "
+            "docs/record.md."
+        ),
+    ] = None
+    record_max_mib: Annotated[
+        int, Meta(ge=1, le=1_048_576, description="A record ends when its file has grown so long. The server goes on.")
+    ] = 1024
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(description="Sends a trace of each request to this OpenTelemetry collector, http://HOST:4318 (extra `otel`)."),
+    ] = None
+    trace_sample_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="Part of the requests that are traced, of those whose client does not decide it.")
+    ] = 1.0
+
+    def __repr__(self) -> str:
+        """Without the token, wherever it may be shown."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "admin_token"}
+        return f"OperationSettings({shown})"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,15 +203,29 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheSettings = CacheSettings()
     server: ServerSettings = ServerSettings()
     operation: OperationSettings = OperationSettings()
+    classes: dict[str, ClassTable] = {}
+    tenants: dict[str, TenantTable] = {}
+
+    def traffic(self) -> TrafficPolicy:
+        """Service classes and tenants. Raises ConfigurationError naming the table or key."""
+        return traffic_policy(self.server.default_class, self.classes, self.tenants)
+
+    def without_secrets(self) -> "Settings":
+        """The same for processes that need no secret."""
+        return msgspec.structs.replace(self, operation=msgspec.structs.replace(self.operation, admin_token=None))
 
     def check(self) -> "Settings":
         """Raise ConfigurationError when settings contradict one another; else return self."""
+        self.traffic()
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigurationError(
                 f"--max-num-batched-tokens ({self.scheduler.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.scheduler.max_num_seqs}): every running sequence needs one token in each step."
             )
         return self
+
+
+SECTIONS_WITH_FLAGS = ("model", "scheduler", "cache", "server", "operation")
 
 
 class SettingField(msgspec.Struct, frozen=True):
@@ -179,8 +244,8 @@ class SettingField(msgspec.Struct, frozen=True):
         return "--" + self.name.replace("_", "-")
 
 
-def setting_fields(sections: tuple[str, ...] = Settings.__struct_fields__) -> list[SettingField]:
-    """All settings of the sections, in order."""
+def setting_fields(sections: tuple[str, ...] = SECTIONS_WITH_FLAGS) -> list[SettingField]:
+    """All settings of the sections that are flags too, in order."""
     hints = typing.get_type_hints(Settings)
     found = []
     for section in sections:
@@ -204,32 +269,49 @@ def load_settings(config_file: str | None, flags: dict[str, Any]) -> Settings:
 
     Raises ConfigurationError naming the key, also for keys that do not exist.
     """
-    tree: dict[str, dict[str, Any]] = {}
+    tree: dict[str, Any] = {}
     if config_file is not None:
         tree = _read_toml(pathlib.Path(config_file))
     sections = {field.name: field.section for field in setting_fields()}
     for name, value in flags.items():
         if value is not None:
             tree.setdefault(sections[name], {})[name] = value
-    try:
-        return msgspec.convert(tree, Settings).check()
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"configuration: {_explain(str(error))}") from None
+    return _convert(tree, "configuration").check()
 
 
 def _read_toml(path: pathlib.Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        msgspec.convert(tree, Settings)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path}: {_explain(str(error))}") from None
+    _convert(tree, str(path))
     return tree
 
 
-def _explain(message: str) -> str:
-    """msgspec's message, with the path written as section.key."""
-    return message.replace("Object contains unknown field", "unknown key").replace("at `$.", "at `")
+def _convert(tree: dict[str, Any], source: str) -> Settings:
+    """Raises ConfigurationError that begins with the source and names the key with its whole path."""
+    for section, kind in (("classes", ClassTable), ("tenants", TenantTable)):  # msgspec does not name the keys of a dict
+        tables = tree.get(section)
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            _convert_part(table, kind, f"{source}: ", f"{section}.{name}")
+    settings: Settings = _convert_part(tree, Settings, f"{source}: ", "")
+    return settings
+
+
+def _convert_part(tree: Any, kind: Any, source: str, path: str) -> Any:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(source + _explain(str(error), path)) from None
+
+
+def _explain(message: str, path: str) -> str:
+    """msgspec's message, with the place as `section.key`. `path`: of what was converted, "" for the whole."""
+    reason, _, place = message.partition(" - at `$")
+    place = ".".join(part for part in (path, place.rstrip("`").removeprefix(".")) if part)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL)
+    if unknown:
+        return f"unknown key `{place}.{unknown[1]}`" if place else f"unknown key `{unknown[1]}`"
+    return f"{reason} - at `{place}`" if place else reason

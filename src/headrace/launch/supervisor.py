@@ -6,6 +6,7 @@ The supervisor does nothing per request: while all is well it sleeps. Who is tol
     worker dies      -> the gateway hears WorkerExited at once and ends that worker's requests; a new worker follows
     gateway dies     -> a new gateway greets the worker over its ring, which cancels what the old one had asked for
     SIGTERM, SIGINT  -> gateway drains, then worker stops; a second signal stops both at once
+    log level        -> a gateway asks; both children hear it, and those that are started later begin with it
 """
 
 import asyncio
@@ -14,8 +15,8 @@ from collections.abc import Callable
 
 from headrace.launch.child import KILL_GRACE_SECONDS, Child
 from headrace.launch.wiring import Wiring
-from headrace.protocol.control import Drain, Stop, WorkerExited, WorkerStarted
-from headrace.telemetry.logs import get_logger
+from headrace.protocol.control import Drain, SetLogLevel, Stop, WorkerExited, WorkerStarted
+from headrace.telemetry.logs import get_logger, set_level
 
 MAX_FIRST_STARTS = 3  # tries of a child that never was ready
 HEALTHY_SECONDS = 60.0  # a child that lived so long starts the back-off anew
@@ -57,6 +58,7 @@ class Supervisor:
         self._address = ""
         self._greeted = False
         self._failure: str | None = None
+        self._has_level_changed = False
 
     async def run(self) -> int:
         """Serve until told to stop. The exit code: 0 after an orderly end, 1 when it could not start or gave up."""
@@ -93,6 +95,7 @@ class Supervisor:
             if self._stop_asked.is_set():
                 await self._stop_late(child)
                 return
+            self._tell_level(child)
             self._tell_gateway(WorkerStarted(epoch, child.pid))
             code = await child.wait_exit()
             self._worker = None
@@ -116,10 +119,11 @@ class Supervisor:
         while not self._stop_asked.is_set():
             incarnation += 1
             started = asyncio.get_running_loop().time()
-            self._gateway = child = await self._wiring.start_gateway(incarnation, self._on_gateway_ready)
+            self._gateway = child = await self._wiring.start_gateway(incarnation, self._on_gateway_ready, self._on_log_level)
             if self._stop_asked.is_set():
                 await self._stop_late(child)
                 return
+            self._tell_level(child)
             if self._worker is not None:
                 self._tell_gateway(WorkerStarted(self._worker_epoch, self._worker.pid))
             code = await child.wait_exit()
@@ -161,6 +165,20 @@ class Supervisor:
     def _on_gateway_ready(self, address: str) -> None:
         self._address = address
         self._greet()
+
+    def _on_log_level(self, level: str) -> None:
+        log.info("log level changed", level_now=level)
+        set_level(level)
+        self._wiring.log_level = level
+        self._has_level_changed = True
+        for child in (self._worker, self._gateway):
+            if child is not None:
+                self._tell_level(child)
+
+    def _tell_level(self, child: Child) -> None:
+        """The child may have been started before the level changed."""
+        if self._has_level_changed:
+            child.send(SetLogLevel(self._wiring.log_level))
 
     def _greet(self) -> None:
         both = self._worker is not None and self._worker.was_ready and self._gateway is not None and self._gateway.was_ready

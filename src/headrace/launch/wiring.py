@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from headrace.gateway.config import GatewayConfig
+from headrace.gateway.config import GatewayConfig, ObservationConfig
 from headrace.gateway.http.settings import HttpSettings
 from headrace.ipc.channel import DEFAULT_EVENT_RING_BYTES, DEFAULT_REQUEST_RING_BYTES
 from headrace.ipc.doorbell import Doorbell
@@ -20,6 +20,7 @@ from headrace.launch.child import Child
 from headrace.launch.model import ServedModel
 from headrace.launch.settings import Settings
 from headrace.launch.worker_launch import WorkerLaunch
+from headrace.protocol.record import RecordTarget
 from headrace.telemetry.status_fields import STATUS_FIELDS
 from headrace.worker.config import GatewayLink, WorkerConfig
 
@@ -27,15 +28,26 @@ BYTES_PER_TOKEN_ID = 5  # MessagePack's longest form of a 32-bit number
 MIN_REQUESTS_IN_RING = 16  # of the longest prompts
 
 
-class Wiring:
-    """The segments and bells of one server, for as long as it lives. A context manager: at the end the files are gone."""
+def served_length(settings: Settings, model: ServedModel) -> int:
+    """Most tokens of a sequence as far as settings and model decide it; the pool of KV blocks may lower it."""
+    return min(settings.scheduler.max_model_len or model.manifest.max_model_len, model.manifest.max_model_len)
 
-    def __init__(self, settings: Settings, model: ServedModel) -> None:
+
+class Wiring:
+    """The segments and bells of one server, for as long as it lives. A context manager: at the end the files are gone.
+
+    `log_level`: of children that are started from now on.
+    """
+
+    def __init__(self, settings: Settings, model: ServedModel, record: RecordTarget | None = None) -> None:
         self._settings = settings
         self._model = model
+        self._record = record
+        self._traffic = settings.traffic()
+        self.log_level: str = settings.operation.log_level
         self._stack = ExitStack()
         self._instance = new_instance()
-        self.max_model_len = min(settings.scheduler.max_model_len or model.manifest.max_model_len, model.manifest.max_model_len)
+        self.max_model_len = served_length(settings, model)
 
     def __enter__(self) -> "Wiring":
         with ExitStack() as stack:
@@ -79,15 +91,20 @@ class Wiring:
                 max_model_len=self.max_model_len,
                 enable_prefix_caching=settings.cache.prefix_caching,
                 log_format=settings.operation.log_format,
-                log_level=settings.operation.log_level,
+                log_level=self.log_level,
+                traffic=self._traffic,
+                stall_threshold_ms=settings.operation.stall_threshold_ms,
+                record=self._record,
             )
-            return msgspec.json.encode(WorkerLaunch(worker, settings, self._model))
+            return msgspec.json.encode(WorkerLaunch(worker, settings.without_secrets(), self._model))
 
         fds = {*self._request_bell.fds, *self._event_bell.fds}
         return await Child.start("worker", "headrace.launch.worker_child", configuration, fds, on_ready)
 
-    async def start_gateway(self, incarnation: int, on_ready: Callable[[str], None]) -> Child:
-        """A new life of the gateway."""
+    async def start_gateway(
+        self, incarnation: int, on_ready: Callable[[str], None], on_log_level: Callable[[str], None]
+    ) -> Child:
+        """A new life of the gateway. `on_log_level`: an operator asked for this level."""
         settings = self._settings
 
         def configuration(control_fd: int) -> bytes:
@@ -114,12 +131,22 @@ class Wiring:
                     keep_alive_seconds=settings.server.sse_ping_seconds,
                 ),
                 log_format=settings.operation.log_format,
-                log_level=settings.operation.log_level,
+                log_level=self.log_level,
+                traffic=self._traffic,
+                stall_threshold_ms=settings.operation.stall_threshold_ms,
+                record=self._record,
+                observation=ObservationConfig(
+                    log_prompts=settings.operation.log_prompts,
+                    debug_requests=settings.operation.debug_requests,
+                    admin_token=settings.operation.admin_token,
+                    otlp_endpoint=settings.operation.otlp_endpoint,
+                    trace_sample_ratio=settings.operation.trace_sample_ratio,
+                ),
             )
             return msgspec.json.encode(gateway)
 
         fds = {*self._request_bell.fds, *self._event_bell.fds}
-        return await Child.start("gateway", "headrace.launch.gateway_child", configuration, fds, on_ready)
+        return await Child.start("gateway", "headrace.launch.gateway_child", configuration, fds, on_ready, on_log_level)
 
     def _make_segment(self, stack: ExitStack, role: str, size_bytes: int) -> Segment:
         segment = Segment.create(role, size_bytes, instance=self._instance)

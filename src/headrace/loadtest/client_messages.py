@@ -25,6 +25,7 @@ class WireRequest(msgspec.Struct, array_like=True):
     target_prompt_tokens: int | None
     target_output_tokens: int | None
     think_seconds: float
+    headers: dict[str, str] = {}
     then: list["WireRequest"] = []
 
     @property

@@ -199,7 +199,7 @@ class ClientProcess:
         self._num_sent += 1
         self._num_running += 1
         try:
-            await self.client.perform(request.body, record)
+            await self.client.perform(request.body, record, request.headers)
         finally:
             self._num_running -= 1
             if is_measured and asked_usage == self.client.asks_usage:  # else it may have been sent a second time

@@ -65,6 +65,7 @@ class PlanReader:
             target_prompt_tokens=request.target_prompt_tokens,
             target_output_tokens=request.target_output_tokens,
             think_seconds=request.think_seconds,
+            headers=request.headers,
         )
 
 

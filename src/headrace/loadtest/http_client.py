@@ -9,6 +9,7 @@ import datetime
 import email.utils
 import functools
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -122,25 +123,26 @@ class HttpClient:
         if errors and all(error is not None for error in errors):
             raise UnreachableError(errors[0])
 
-    async def perform(self, body: bytes, record: RequestRecord) -> None:
+    async def perform(self, body: bytes, record: RequestRecord, headers: Mapping[str, str] | None = None) -> None:
         """Send one request and fill its record; faults end there, and nothing but cancellation is raised.
 
-        `body`: a JSON object, not empty, without stream fields. A cancelled request keeps what came, as UNFINISHED.
+        `body`: a JSON object, not empty, without stream fields. `headers`: of this request, over those of all. A cancelled
+        request keeps what came, as UNFINISHED.
         """
         asks_usage = record.is_stream and self.asks_usage
-        detail = await self._attempt(body, record, asks_usage=asks_usage)
+        detail = await self._attempt(body, record, headers, asks_usage=asks_usage)
         if asks_usage and record.status == 400 and ("stream_options" in detail or "include_usage" in detail):
             self.asks_usage = False
             _forget_attempt(record)
-            await self._attempt(body, record, asks_usage=False)
+            await self._attempt(body, record, headers, asks_usage=False)
 
-    async def _attempt(self, body: bytes, record: RequestRecord, *, asks_usage: bool) -> str:
+    async def _attempt(self, body: bytes, record: RequestRecord, headers: Mapping[str, str] | None, *, asks_usage: bool) -> str:
         """The text of an error body, if one came."""
         if record.is_stream:
             body = body[:-1] + (_WITH_USAGE if asks_usage else _WITHOUT_USAGE)
         try:
             async with self._open_session.post(
-                self.url, data=body, allow_redirects=False, trace_request_ctx=record
+                self.url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=record
             ) as response:
                 return await self._receive(response, record)
         except TimeoutError:

@@ -3,6 +3,7 @@
 Owns: MixClass, parse_mix, HEAD_OF_LINE. Runs in: load tool. Must not know: texts, arrival times.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ MIX_FORM = (
     "a mix is NAME=WEIGHT:WORKLOAD, several joined by ';', such as "
     "'interactive=0.7:fixed:128,64;documents=0.3:long-document:4096,64', or the name of a .toml or .json file"
 )
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a token of RFC 9110
 
 
 class MixClass(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +29,7 @@ class MixClass(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     output_tokens: int | None = None
     length_scale: float | None = None  # None: the run's
     extra: dict[str, str] = {}
+    headers: dict[str, str] = {}  # of its requests, such as x-headrace-class; no secrets: a mix is named in reports
 
 
 class _MixFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +57,10 @@ def parse_mix(text: str) -> tuple[MixClass, ...]:
         raise WorkloadError(f"the classes of a mix need different names, not {', '.join(names)}")
     if not all(0 < item.weight < float("inf") for item in classes):
         raise WorkloadError("the weights of a mix must be positive numbers")
+    for item in classes:
+        for name, value in item.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or not value.isascii():
+                raise WorkloadError(f"class {item.name!r}: {name!r}: {value!r} is no header")
     return classes
 
 

@@ -24,6 +24,7 @@ class PlannedRequest(msgspec.Struct, kw_only=True, frozen=True):
     loop). It does not move a `due` time.
     `then`: later turns of the same conversation, in order; each is sent when the turn before has ended, well or badly, and its
     think time is over. Their own `due` and `then` are not looked at. One client (closed loop) sends the whole conversation.
+    `headers`: of this request alone, over the plan's; no secrets.
     `body`: the JSON body with `model` in it and without `stream` and `stream_options`: the client adds these.
     """
 
@@ -34,6 +35,7 @@ class PlannedRequest(msgspec.Struct, kw_only=True, frozen=True):
     target_prompt_tokens: int | None = None
     target_output_tokens: int | None = None
     think_seconds: float = 0.0
+    headers: dict[str, str] = {}
     then: tuple["PlannedRequest", ...] = ()
 
 

@@ -17,6 +17,7 @@ THINK_SECONDS = "think_seconds"  # chat: mean pause between an answer and the ne
 SYSTEM_TOKENS = "system_tokens"  # chat: length of a tenant's system prompt
 NUM_TENANTS = "num_tenants"  # chat: each with a system prompt of its own; shares of traffic fall as 1/rank (Zipf)
 QUESTIONS_PER_DOCUMENT = "questions_per_document"  # long-document: requests in a row on one document
+CLASS_HEADERS = "class_headers"  # trace: "1" sends each request's recorded class, tenant and priority
 REPEATS_PROMPTS = "repeats_prompts"  # own prompts: "1" begins anew at the file's end (a prefix cache will know them)
 # Names in RunSettings.extra that a plan writes, for the reader of a report.
 SALT = "salt"
@@ -30,13 +31,14 @@ class WorkloadError(ValueError):
 
 
 class RequestDraft(msgspec.Struct, kw_only=True, frozen=True):
-    """One request without index and due time. `then`: later turns of its conversation."""
+    """One request without index and due time. `then`: later turns of its conversation. `headers`: of this request alone."""
 
     body: dict[str, Any]
     target_prompt_tokens: int | None
     target_output_tokens: int | None
     group: str = ""
     think_seconds: float = 0.0
+    headers: dict[str, str] = {}
     then: tuple["RequestDraft", ...] = ()
 
 

@@ -1,12 +1,11 @@
 """Recorded traffic, read a line at a time: when each request came, how long it was, and what it shared with others.
 
-Owns: TraceEntry, the readers of Azure's CSV, Mooncake's JSONL and our own saved runs. Runs in: load tool.
+Owns: read_trace, the readers of Azure's CSV, Mooncake's JSONL and our own saved runs. Runs in: load tool.
 Must not know: texts, servers.
 """
 
 import csv
 import datetime
-import gzip
 import itertools
 import random
 from collections.abc import Iterator
@@ -15,24 +14,15 @@ from typing import Any, TextIO
 
 import msgspec
 
-MOONCAKE_PART_TOKENS = 512  # what one hash id stands for
+from headrace.loadtest.record_file import UNREADABLE, entries_of_record
+from headrace.loadtest.trace_entry import MOONCAKE_PART_TOKENS, TraceEntry, TraceError, checked, open_trace
+from headrace.protocol.record import RECORD_FORMAT
+
+__all__ = ["MOONCAKE_PART_TOKENS", "TraceEntry", "TraceError", "parse_timestamp", "read_trace"]
+
 MAX_OWN_RECORD_BYTES = 1 << 30
 MAX_LAST_TICK_SECONDS = 10.0
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-class TraceError(ValueError):
-    """A trace cannot be read; the text says where and why."""
-
-
-class TraceEntry(msgspec.Struct, frozen=True):
-    """One recorded request. `at`: seconds since the first one. Equal ids at equal places of `part_ids`: equal prompt parts."""
-
-    at: float
-    prompt_tokens: int
-    output_tokens: int
-    part_ids: tuple[int, ...] = ()
-    group: str = ""
+HEADER_CHARACTERS = 200  # a record names its format among the first
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -46,35 +36,29 @@ def read_trace(path: Path, limit: int | None = None, seed: int = 0) -> Iterator[
     """The entries of a trace in order of time, at most `limit`; lazily, so that a long file costs no memory.
 
     The format is told from the content: a CSV with TIMESTAMP, ContextTokens, GeneratedTokens (Azure); JSON lines with
-    timestamp, input_length, output_length, hash_ids (Mooncake); a report saved by this tool with its records. Any of them may
-    be gzipped. Raises TraceError.
+    timestamp, input_length, output_length, hash_ids (Mooncake); a record of `headrace serve --record`; a report saved by this
+    tool with its records. Any of them may be gzipped. Raises TraceError.
     """
     return itertools.islice(_entries(path, seed), limit)
 
 
 def _entries(path: Path, seed: int) -> Iterator[TraceEntry]:
     try:
-        with _open(path) as file:
+        with open_trace(path) as file:
             first_line = file.readline()
             file.seek(0)
             if "contexttokens" in first_line.lower():
                 yield from _azure(file, path)
+            elif RECORD_FORMAT in first_line[:HEADER_CHARACTERS]:
+                yield from entries_of_record(path)
             elif '"input_length"' in first_line:
                 yield from _spread_ticks(_mooncake(file, path), seed)
             elif first_line.lstrip().startswith("{"):
                 yield from _own_record(file.read(MAX_OWN_RECORD_BYTES), path)
             else:
                 raise TraceError(f"{path}: no trace of a known form; it starts with {first_line[:60]!r}")
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except UNREADABLE as error:
         raise TraceError(f"{path}: {error}") from error
-
-
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP_MAGIC
-    if is_gzip:
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open("r", encoding="utf-8", newline="")
 
 
 def _azure(file: TextIO, path: Path) -> Iterator[TraceEntry]:
@@ -96,7 +80,7 @@ def _azure(file: TextIO, path: Path) -> Iterator[TraceEntry]:
         if at < latest:
             raise TraceError(f"{path}, line {number}: the time goes back by {latest - at:.3f} s")
         latest = at
-        yield _checked(TraceEntry(at, prompt, output), path, number)
+        yield checked(TraceEntry(at, prompt, output), f"{path}, line {number}")
 
 
 def parse_timestamp(text: str) -> datetime.datetime:
@@ -125,7 +109,7 @@ def _mooncake(file: TextIO, path: Path) -> Iterator[TraceEntry]:
         if at < latest:
             raise TraceError(f"{path}, line {number}: the time goes back by {latest - at:.3f} s")
         latest = at
-        yield _checked(TraceEntry(at, item.input_length, item.output_length, tuple(item.hash_ids)), path, number)
+        yield checked(TraceEntry(at, item.input_length, item.output_length, tuple(item.hash_ids)), f"{path}, line {number}")
 
 
 def _spread_ticks(entries: Iterator[TraceEntry], seed: int) -> Iterator[TraceEntry]:
@@ -189,14 +173,3 @@ def _saved_runs(document: dict[str, Any]) -> list[dict[str, Any]]:
     report = document.get("report")
     sections = report.get("sections", []) if isinstance(report, dict) else []
     return [run for section in sections for run in section.get("runs", []) if run.get("requests")]
-
-
-def _checked(entry: TraceEntry, path: Path, number: int) -> TraceEntry:
-    """Some records have answers of no token; a request cannot ask for that, so it asks for one."""
-    if entry.prompt_tokens < 0 or entry.output_tokens < 0:
-        raise TraceError(f"{path}, line {number}: a length below zero")
-    if entry.prompt_tokens == 0 or entry.output_tokens == 0:
-        return msgspec.structs.replace(
-            entry, prompt_tokens=max(1, entry.prompt_tokens), output_tokens=max(1, entry.output_tokens)
-        )
-    return entry

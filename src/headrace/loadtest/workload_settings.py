@@ -14,6 +14,7 @@ from headrace.loadtest.prompts import Calibration
 from headrace.loadtest.records import RunSettings
 from headrace.loadtest.request_drafts import (
     CALIBRATION,
+    CLASS_HEADERS,
     CONTEXT_TOKENS,
     LENGTH_SOURCE,
     NUM_TENANTS,
@@ -39,7 +40,8 @@ WORKLOAD_FORMS: dict[str, str] = {
     "long-document[:PROMPT,OUTPUT]": "questions on long documents",
     "hol": "steady streams and one long prompt in ten requests, to provoke head-of-line blocking",
     "mix:NAME=WEIGHT:WORKLOAD;...": "several of these in one run, or mix:FILE.toml",
-    "trace:FILE": "a recorded trace (Azure's CSV, Mooncake's JSONL, a saved report); its times with arrival trace",
+    "trace:FILE": "a recorded trace (Azure's CSV, Mooncake's JSONL, a file of `headrace serve --record`, a saved report); its "
+    "times with arrival trace",
     "prompts:FILE": "one's own requests, OpenAI's batch format",
     "sharegpt:FILE": "one's own conversations, ShareGPT's format",
 }
@@ -49,6 +51,7 @@ WORKLOAD_OPTIONS: dict[str, str] = {
     SYSTEM_TOKENS: "chat: length of a tenant's system prompt",
     NUM_TENANTS: "chat: tenants, each with its own system prompt; shares of traffic fall as 1/rank",
     QUESTIONS_PER_DOCUMENT: "long-document: requests in a row on one document",
+    CLASS_HEADERS: "trace: 1 sends each request's recorded class, tenant and priority",
     REPEATS_PROMPTS: "prompts, sharegpt: 1 begins anew at the file's end",
 }
 OWN_PROMPTS = frozenset({"prompts", "sharegpt"})
@@ -63,6 +66,7 @@ _WITHOUT_LENGTHS = frozenset({*SHAPES, "trace", "mix"})
 _OPTIONS_OF: dict[str, tuple[str, ...]] = {
     "chat": (TURNS, THINK_SECONDS, SYSTEM_TOKENS, NUM_TENANTS),
     "long-document": (QUESTIONS_PER_DOCUMENT,),
+    "trace": (CLASS_HEADERS,),
     "prompts": (REPEATS_PROMPTS,),
     "sharegpt": (REPEATS_PROMPTS,),
 }

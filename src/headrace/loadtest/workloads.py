@@ -20,6 +20,7 @@ from headrace.loadtest.plan import LoadPlan, PlannedRequest, api_path
 from headrace.loadtest.prompts import ASSUMED, Calibration, PromptWriter
 from headrace.loadtest.records import RunSettings
 from headrace.loadtest.request_drafts import (
+    CLASS_HEADERS,
     QUESTIONS_PER_DOCUMENT,
     REPEATS_PROMPTS,
     SALT,
@@ -28,7 +29,7 @@ from headrace.loadtest.request_drafts import (
     count_option,
     request_body,
 )
-from headrace.loadtest.traces import MOONCAKE_PART_TOKENS, TraceEntry, read_trace
+from headrace.loadtest.traces import TraceEntry, read_trace
 from headrace.loadtest.workload_settings import (
     DEFAULT_DOCUMENT,
     DEFAULT_FIXED,
@@ -111,6 +112,7 @@ def _planned(draft: RequestDraft, index: int, due: float | None) -> PlannedReque
         target_prompt_tokens=draft.target_prompt_tokens,
         target_output_tokens=draft.target_output_tokens,
         think_seconds=draft.think_seconds,
+        headers=draft.headers,
     )
 
 
@@ -177,24 +179,40 @@ def _entries(settings: RunSettings, argument: str) -> Iterator[TraceEntry]:
 def _of_trace(
     settings: RunSettings, entries: Iterator[TraceEntry], writer: PromptWriter, context_tokens: int | None
 ) -> Iterator[RequestDraft]:
-    """Lengths as recorded (and scaled); prompt parts of one hash id are one text, scaled as well."""
+    """Lengths as recorded (and scaled); prompt parts of one hash id are one text, scaled as well.
+
+    With CLASS_HEADERS each request says whose it was, in the words that Headrace understands.
+    """
+    names_class = count_option(settings, CLASS_HEADERS, 0, least=0) > 0
     for number, entry in enumerate(entries):
         recorded = Lengths(entry.prompt_tokens, entry.output_tokens)
         lengths = cut_to_context(scaled(recorded, settings.length_scale), context_tokens)
         text = _trace_text(entry, lengths.prompt_tokens, settings.length_scale, writer, number)
+        body = request_body(settings, text, lengths.output_tokens)
+        headers: dict[str, str] = {}
+        if names_class:
+            headers = _class_headers(entry)
+            body |= {"priority": entry.priority} if entry.priority else {}
         yield RequestDraft(
-            body=request_body(settings, text, lengths.output_tokens),
+            body=body,
             target_prompt_tokens=lengths.prompt_tokens,
             target_output_tokens=lengths.output_tokens,
             group=entry.group,
+            headers=headers,
         )
+
+
+def _class_headers(entry: TraceEntry) -> dict[str, str]:
+    if not entry.service_class:
+        raise WorkloadError("the trace knows no classes to send: only records of `headrace serve --record` do")
+    return {"x-headrace-class": entry.service_class, "x-headrace-tenant": entry.tenant}
 
 
 def _trace_text(entry: TraceEntry, prompt_tokens: int, scale: float, writer: PromptWriter, number: int) -> str:
     """Parts one after the other until the prompt is long enough; the last one is cut, so that what is equal stays equal."""
     if not entry.part_ids:
         return writer.prompt(prompt_tokens, "trace", number)
-    part_tokens = MOONCAKE_PART_TOKENS * scale
+    part_tokens = entry.part_tokens * scale
     left = writer.calibration.num_words(max(1.0, prompt_tokens - writer.calibration.overhead_tokens))
     words: list[str] = []
     for part in entry.part_ids:
@@ -230,12 +248,13 @@ def _mixed(
         draft = next(sources[place], None)
         if draft is None:
             return
-        yield _renamed(draft, classes[place].name)
+        yield _of_class(draft, classes[place])
 
 
-def _renamed(draft: RequestDraft, name: str) -> RequestDraft:
-    group = f"{name}/{draft.group}" if draft.group else name
-    return msgspec.structs.replace(draft, group=group, then=tuple(_renamed(turn, name) for turn in draft.then))
+def _of_class(draft: RequestDraft, item: MixClass) -> RequestDraft:
+    group = f"{item.name}/{draft.group}" if draft.group else item.name
+    turns = tuple(_of_class(turn, item) for turn in draft.then)
+    return msgspec.structs.replace(draft, group=group, headers=item.headers, then=turns)
 
 
 def _class_drafts(

@@ -33,6 +33,12 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """To a child: stop now; what still runs is ended with an error."""
 
 
+class SetLogLevel(msgspec.Struct, frozen=True, tag="set_log_level"):
+    """From a gateway: an operator asked for this least level of log lines. To a child: it holds from now on."""
+
+    level: str  # one of telemetry.logs.LEVELS
+
+
 class ChildReady(msgspec.Struct, frozen=True, tag="ready"):
     """From a child: serving. `detail` is one line for the operator, such as the address or the model's size and load time."""
 
@@ -45,4 +51,4 @@ class ChildFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ControlMessage = WorkerStarted | WorkerExited | Drain | Stop | ChildReady | ChildFailed
+ControlMessage = WorkerStarted | WorkerExited | Drain | Stop | SetLogLevel | ChildReady | ChildFailed

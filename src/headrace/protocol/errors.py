@@ -25,6 +25,8 @@ class ErrorCode(enum.Enum):
     UNSUPPORTED_VALUE = ErrorKind("unsupported_value", 400, "INVALID_ARGUMENT", False)
     CONTEXT_LENGTH_EXCEEDED = ErrorKind("context_length_exceeded", 400, "INVALID_ARGUMENT", False)
     CHAT_TEMPLATE_ERROR = ErrorKind("chat_template_error", 400, "INVALID_ARGUMENT", False)
+    UNAUTHORIZED = ErrorKind("unauthorized", 401, "UNAUTHENTICATED", False)
+    FORBIDDEN = ErrorKind("forbidden", 403, "PERMISSION_DENIED", False)
     NOT_FOUND = ErrorKind("not_found", 404, "NOT_FOUND", False)
     MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "NOT_FOUND", False)
     METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, "UNIMPLEMENTED", False)

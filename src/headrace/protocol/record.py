@@ -3,14 +3,16 @@
 Owns: the lines of a record (docs/record.md describes them). Runs in: gateway and worker (write), load tool, simulator.
 Must not know: files, clocks.
 
-A record is JSON Lines, one object for each line, told apart by "type". The first line is a RecordHeader. Lines of several
-processes may stand slightly out of order. Times are microseconds since the header's start. There is no text and no token id.
+A record is JSON Lines, one object for each line, told apart by "type". The first line is a RecordHeader. Each process writes
+some of its lines at a time, so lines of several processes stand out of order, by a second or so. Times are microseconds since
+the header's start. There is no text and no token id. A new field with a default keeps the version; any other change raises it.
 """
 
 import msgspec
 
 RECORD_FORMAT = "headrace-record"
 RECORD_VERSION = 1
+BLOCK_TOKENS = 32  # tokens that one hash of a prompt stands for
 
 
 class RecordHeader(msgspec.Struct, frozen=True, tag="header", tag_field="type", kw_only=True):
@@ -26,7 +28,8 @@ class RecordHeader(msgspec.Struct, frozen=True, tag="header", tag_field="type", 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    block_tokens: int = 32  # tokens that one hash stands for
+    enable_prefix_caching: bool = True
+    block_tokens: int = BLOCK_TOKENS
 
 
 class RecordWorker(msgspec.Struct, frozen=True, tag="worker", tag_field="type", kw_only=True):
@@ -41,12 +44,13 @@ class RecordWorker(msgspec.Struct, frozen=True, tag="worker", tag_field="type", 
 class RecordArrival(msgspec.Struct, frozen=True, tag="arrival", tag_field="type", kw_only=True):
     """A request came. `refused`: the error code when it was turned away at the door (then no end follows).
 
-    `blocks`: one salted 64-bit hash for each full block of the prompt, chained, so that equal beginnings have equal hashes.
-    The salt is drawn for each record and kept nowhere: hashes of two records cannot be compared, prompts cannot be guessed.
+    `blocks`: one salted hash for each full block of the prompt, of the prompt up to that block's end, so that equal beginnings
+    have equal hashes; 53 bits, so that every reader of JSON keeps them exact. The salt is drawn for each record and kept
+    nowhere: hashes of two records cannot be compared, and prompts cannot be guessed. A request's cache salt is in them too.
     """
 
     at_us: int
-    id: int  # counts from 1 in each gateway's life; with `gateway` it names the request
+    id: int  # counts from 1 in each gateway's life; with `gateway` it names the request; 0: refused, it got none
     gateway: int  # incarnation
     class_index: int
     tenant_index: int
@@ -59,7 +63,7 @@ class RecordArrival(msgspec.Struct, frozen=True, tag="arrival", tag_field="type"
 
 
 class RecordEnd(msgspec.Struct, frozen=True, tag="end", tag_field="type", kw_only=True):
-    """A request ended. Durations are from its arrival; -1 where it did not come to that."""
+    """A request ended: its last event was there. Durations are from its arrival; -1 where it did not come to that."""
 
     at_us: int
     id: int
@@ -70,6 +74,7 @@ class RecordEnd(msgspec.Struct, frozen=True, tag="end", tag_field="type", kw_onl
     reason: str  # as the label finished_reason
     queue_us: int  # until first scheduled
     ttft_us: int
+    last_token_us: int = -1
 
 
 class RecordStep(msgspec.Struct, frozen=True, tag="step", tag_field="type", kw_only=True):

@@ -14,6 +14,7 @@ class StepDraft:
     def __init__(self, step_id: int, max_num_tokens: int) -> None:
         self.sequences: list[Sequence] = []  # one for each row
         self.num_tokens_left = max_num_tokens
+        self.num_prefill_tokens = 0  # tokens of rows with more than one
         self._step_id = step_id
         self._max_num_tokens = max_num_tokens
         self._rows: list[StepRow] = []
@@ -40,6 +41,8 @@ class StepDraft:
         self._rows.append(row)
         self.sequences.append(sequence)
         self.num_tokens_left -= num_tokens
+        if num_tokens > 1:
+            self.num_prefill_tokens += num_tokens
         sequence.was_planned = True
 
     def plan(self, released_ids: list[int]) -> StepPlan:

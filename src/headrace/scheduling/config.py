@@ -1,12 +1,15 @@
 """The scheduler's numbers and what they must satisfy.
 
-Owns: SchedulerConfig. Runs in: worker, launch, tests, simulation.
+Owns: SchedulerConfig, and the limits that follow from it. Runs in: worker, launch, tests, simulation.
 Must not know: where the numbers come from.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.protocol.errors import ConfigurationError
+from headrace.protocol.messages import WorkerLimits
+from headrace.protocol.ports import ExecutorSpec
+from headrace.protocol.traffic import TrafficPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,12 @@ class SchedulerConfig:
     # One level of priority is worth so much waiting: a request gives way to better ones that arrive within this time after it,
     # and then stands before all later ones, so that low priority gets its turn under steady load.
     priority_aging_ns: int = 60_000_000_000
+    traffic: TrafficPolicy = field(default_factory=TrafficPolicy)
+    stall_threshold_ns: int = 250_000_000  # who does not get on for so long has stalled
 
     def __post_init__(self) -> None:
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 2), ("priority_aging_ns", 0)):
+        least = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
+        for name, low in (*least.items(), ("priority_aging_ns", 0), ("stall_threshold_ns", 1)):
             if getattr(self, name) < low:
                 raise ConfigurationError(f"{name} must be at least {low}, not {getattr(self, name)}.")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -30,3 +36,17 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
                 "every running sequence gets one token in each step."
             )
+
+
+def limits_of(config: SchedulerConfig, spec: ExecutorSpec) -> WorkerLimits:
+    """What a request may ask: max_model_len is the least of configuration, model and pool.
+
+    Raises ConfigurationError when not even a prompt token and an output token would fit.
+    """
+    max_model_len = min(config.max_model_len, spec.max_model_len, spec.num_blocks * spec.block_size)
+    if max_model_len < 2:
+        raise ConfigurationError(
+            f"The KV pool ({spec.num_blocks} blocks of {spec.block_size} tokens) or the model's context "
+            f"({spec.max_model_len} tokens) cannot hold a prompt token and an output token."
+        )
+    return WorkerLimits(spec.vocab_size, max_model_len, config.max_num_seqs, spec.num_blocks, spec.block_size)

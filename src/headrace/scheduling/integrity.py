@@ -4,24 +4,15 @@ Owns: what must hold for live sequences between any two calls. Runs in: tests, d
 Must not know: how a step is planned.
 """
 
-from collections.abc import Mapping
-
 from headrace.protocol.lifecycle import RequestState
 from headrace.protocol.messages import WorkerLimits
 from headrace.scheduling.config import SchedulerConfig
-from headrace.scheduling.sequence import Sequence
-from headrace.scheduling.waiting import Deadlines, RankedSequences, WaitingQueue
+from headrace.scheduling.live import LiveSequences
 
 
-def check_sequences(
-    config: SchedulerConfig,
-    limits: WorkerLimits,
-    live: Mapping[int, Sequence],
-    running: RankedSequences,
-    waiting: WaitingQueue,
-    deadlines: Deadlines,
-) -> None:
+def check_sequences(config: SchedulerConfig, limits: WorkerLimits, sequences: LiveSequences) -> None:
     """Raise RuntimeError when a live sequence is not in exactly one place, or not as that place demands."""
+    live, running, waiting, deadlines = sequences.by_id, sequences.running, sequences.waiting, sequences.deadlines
     places = [sequence.request_id for sequence in running] + [sequence.request_id for sequence in waiting]
     if sorted(places) != sorted(live):
         raise RuntimeError(f"live are {sorted(live)}, running and waiting are {sorted(places)}")
@@ -44,3 +35,16 @@ def check_sequences(
             raise RuntimeError(f"request {sequence.request_id} was admitted without memory for all its tokens")
         if sequence.num_remaining_tokens < 1 or len(sequence.token_ids) >= sequence.max_tokens:
             raise RuntimeError(f"request {sequence.request_id} has {len(sequence.token_ids)} tokens and should have ended")
+
+
+def check_classes(live: LiveSequences) -> None:
+    """Raise RuntimeError when the counts by class are not those of the sequences."""
+    for name, counted, sequences in (
+        ("run", live.num_running_by_class, live.running),
+        ("wait", live.num_waiting_by_class, live.waiting),
+    ):
+        found = [0] * len(counted)
+        for sequence in sequences:
+            found[sequence.class_index] += 1
+        if found != counted:
+            raise RuntimeError(f"{found} sequences of the classes {name}, counted are {counted}")

@@ -6,6 +6,7 @@ Must not know: rings' capacity, how events travel.
 
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import TokenEvent
+from headrace.protocol.step import StepFailure
 from headrace.scheduling.sequence import Sequence
 
 
@@ -20,10 +21,23 @@ class EventOutbox:
         index = sequence.num_output_tokens - 1
         scheduled_ns = sequence.first_scheduled_ns if index == 0 else 0
         usage = sequence.usage() if index == 0 else None  # for a gateway that ends the request itself, at a stop string
-        event = TokenEvent(sequence.request_id, index, sequence.token_ids[-1:], usage=usage, first_scheduled_ns=scheduled_ns)
+        event = TokenEvent(
+            sequence.request_id,
+            index,
+            sequence.token_ids[-1:],
+            usage=usage,
+            first_scheduled_ns=scheduled_ns,
+            stalls=sequence.wait.take_stalls(),
+        )
         self._append(sequence, event)
 
-    def put_end(self, sequence: Sequence, reason: FinishReason, num_new_tokens: int, code: str, message: str) -> None:
+    def put_preemption(self, sequence: Sequence) -> None:
+        """The sequence's memory was taken just now."""
+        stalls = sequence.wait.take_stalls()
+        event = TokenEvent(sequence.request_id, sequence.num_output_tokens, [], stalls=stalls, is_preempted=True)
+        self._append(sequence, event)
+
+    def put_end(self, sequence: Sequence, reason: FinishReason, num_new_tokens: int, failure: StepFailure | None) -> None:
         """The sequence's end, with its last `num_new_tokens` (0 or 1) tokens, which were not emitted before."""
         index = sequence.num_output_tokens - num_new_tokens
         event = TokenEvent(
@@ -31,10 +45,11 @@ class EventOutbox:
             index,
             sequence.token_ids[len(sequence.token_ids) - num_new_tokens :],
             finish_reason=reason,
-            error_code=code,
-            error_message=message,
+            error_code=failure.code if failure is not None else "",
+            error_message=failure.message if failure is not None else "",
             usage=sequence.usage(),
             first_scheduled_ns=sequence.first_scheduled_ns if index == 0 and num_new_tokens else 0,
+            stalls=sequence.wait.take_stalls(),
         )
         self._append(sequence, event)
 

@@ -8,6 +8,7 @@ from headrace.kvcache import BlockTable
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.lifecycle import FinishReason, RequestState, check_transition
 from headrace.protocol.messages import GenerationRequest, Usage, WorkerLimits
+from headrace.scheduling.stalls import Wait
 
 
 class Sequence:
@@ -18,6 +19,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "class_index",
         "first_scheduled_ns",
         "max_tokens",
         "min_tokens",
@@ -33,14 +35,22 @@ class Sequence:
         "stop_token_ids",
         "table",
         "token_ids",
+        "wait",
         "was_planned",
     )
 
     def __init__(
-        self, request: GenerationRequest, eos_token_ids: frozenset[int], max_model_len: int, priority_aging_ns: int
+        self,
+        request: GenerationRequest,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        priority_aging_ns: int,
+        class_index: int = 0,
     ) -> None:
         stopping = request.stopping
         self.request = request
+        self.class_index = class_index  # in TrafficPolicy.classes
+        self.wait = Wait()
         self.request_id = request.request_id
         self.state = RequestState.WAITING
         self.token_ids = list(request.prompt_token_ids)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from headrace.kvcache import KVCacheStatistics
 from headrace.protocol.lifecycle import FinishReason
+from headrace.protocol.stalls import StallCause
+from headrace.scheduling.live import LiveSequences
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class Counters:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0  # computed again after a preemption
+    num_padding_tokens: int = 0  # positions computed in vain, as executors tell
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -47,13 +50,20 @@ class SchedulerStatistics:
     num_generated_tokens: int
     num_preemptions: int
     num_recomputed_tokens: int
+    num_padding_tokens: int
     num_finished: Mapping[FinishReason, int]
+    num_running_by_class: tuple[int, ...]  # by index in TrafficPolicy.classes
+    num_waiting_by_class: tuple[int, ...]
+    blocked_by: StallCause | None  # what keeps the next waiting sequence from joining; None when nobody waits
 
     @classmethod
-    def of(cls, *, num_running: int, num_waiting: int, blocks: KVCacheStatistics, counters: Counters) -> "SchedulerStatistics":
+    def of(
+        cls, live: LiveSequences, blocked_by: StallCause | None, blocks: KVCacheStatistics, counters: Counters
+    ) -> "SchedulerStatistics":
         """Put the parts together; later counting does not change the snapshot."""
+        num_waiting = len(live.waiting)
         return cls(
-            num_running=num_running,
+            num_running=len(live.running),
             num_waiting=num_waiting,
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free_blocks,
@@ -70,5 +80,9 @@ class SchedulerStatistics:
             num_generated_tokens=counters.num_generated_tokens,
             num_preemptions=counters.num_preemptions,
             num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_padding_tokens=counters.num_padding_tokens,
             num_finished=dict(counters.num_finished),
+            num_running_by_class=tuple(live.num_running_by_class),
+            num_waiting_by_class=tuple(live.num_waiting_by_class),
+            blocked_by=blocked_by if num_waiting else None,
         )

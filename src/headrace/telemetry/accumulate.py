@@ -39,12 +39,14 @@ class CounterFamily:
         if len(self._known) == 1:  # shown as 0 from the start, so that a first event is a rise
             self.values = {(name,): 0 for name in sorted(self._known[0])}
 
-    def add(self, *labels: str) -> None:
-        """Count one. Raises ValueError for a wrong number of labels."""
+    def add(self, *labels: str, amount: int = 1) -> None:
+        """Count. Raises ValueError for a wrong number of labels, or a negative amount."""
+        if amount < 0:
+            raise ValueError(f"a counter cannot go back by {-amount}")
         key = tuple(
             label if label in names else rest for label, names, rest in zip(labels, self._known, self._other, strict=True)
         )
-        self.values[key] = self.values.get(key, 0) + 1
+        self.values[key] = self.values.get(key, 0) + amount
 
 
 class Histogram:
@@ -74,3 +76,28 @@ class Histogram:
     def count(self) -> int:
         """How many values."""
         return sum(self.counts)
+
+
+class HistogramFamily:
+    """One histogram for each known value of a label, made beforehand: who observes keeps the one that concerns it."""
+
+    __slots__ = ("_other", "children")
+
+    def __init__(self, bounds: Sequence[int], known: Iterable[str], other: str) -> None:
+        """`other`: the known value that stands for all that are not known. Raises KeyError when it is none."""
+        self.children = {value: Histogram(bounds) for value in known}
+        self._other = self.children[other]
+
+    def child(self, value: str) -> Histogram:
+        """The histogram for this value of the label."""
+        return self.children.get(value, self._other)
+
+    @property
+    def count(self) -> int:
+        """How many values, over the label."""
+        return sum(child.count for child in self.children.values())
+
+    @property
+    def sum(self) -> int:
+        """Of all values, over the label."""
+        return sum(child.sum for child in self.children.values())

@@ -1,55 +1,16 @@
-"""One table of every metric: name, type, help, unit, labels, buckets, and who fills it.
+"""One table of every metric, and the values that labels may take.
 
 Owns: the names that operators see. Runs in: everywhere. Must not know: how values are kept or shown.
 Names follow vLLM's, with the prefix headrace_. A label's values come from fixed sets, never from a client.
+docs/metrics.md is made from this table (tools/metrics_page.py).
 """
-
-import enum
-from dataclasses import dataclass
 
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.lifecycle import FinishReason
-
-
-class Kind(enum.Enum):
-    """The Prometheus type."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Source(enum.Enum):
-    """Who fills it."""
-
-    GATEWAY = "gateway"  # an accumulator of GatewayMeters
-    WORKER = "worker"  # a field of the status page, or several (see export.py)
-    RINGS = "rings"  # read from the rings when scraped
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One family. `buckets` are upper bounds in the unit that is shown; the last one, infinity, is not written.
-
-    Accumulators count integers: nanoseconds where the unit is seconds, else the unit itself.
-    """
-
-    name: str
-    kind: Kind
-    source: Source
-    help: str
-    unit: str = ""
-    buckets: tuple[float, ...] = ()
-    label: str = ""  # at most one label, or two joined by a comma
-    field: str = ""  # of the status page, where one field says it (a prefix for histograms)
-
-
-# 1 ms to 5 minutes; close together where tokens come.
-LATENCY_BUCKETS = (
-    *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-)  # fmt: skip
-TOKEN_BUCKETS = tuple(float(1 << exponent) for exponent in range(18))
+from headrace.protocol.stalls import StallCause
+from headrace.protocol.traffic import TrafficPolicy
+from headrace.telemetry.catalog_worker import NOW_METRICS, STEP_METRICS
+from headrace.telemetry.metric import LATENCY_BUCKETS, STEP_STAGES, TOKEN_BUCKETS, Kind, Metric, Source
 
 FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
 _REASON_NAMES = {FinishReason.CANCELLED: "abort"}
@@ -71,10 +32,15 @@ HTTP_ROUTES = (
     "/health/live",
     "/health/ready",
     "/metrics",
+    "/debug/requests",
+    "/debug/log-level",
     "/version",
     "/openapi.json",
     "/docs",
 )  # fmt: skip
+STALL_CAUSES = tuple(cause.value for cause in StallCause)
+RINGS = ("request", "event")
+PROCESSES = ("gateway", "worker")
 
 
 def finished_reason(reason: FinishReason) -> str:
@@ -82,100 +48,37 @@ def finished_reason(reason: FinishReason) -> str:
     return _REASON_NAMES.get(reason, reason.value)
 
 
-def _worker(name: str, kind: Kind, text: str, **rest: str) -> Metric:
-    return Metric(name, kind, Source.WORKER, text, **rest)  # type: ignore[arg-type]
+def label_values(traffic: TrafficPolicy, http_routes: tuple[str, ...] = HTTP_ROUTES) -> dict[str, tuple[tuple[str, ...], str]]:
+    """For each label the values that it may take, and the one that stands for all the rest."""
+    return {
+        "finished_reason": (FINISHED_REASONS, "error"),
+        "code": (ERROR_CODES, OTHER),
+        "route": (http_routes, UNMATCHED_ROUTE),
+        "status": (HTTP_STATUSES, OTHER),
+        "class": (traffic.class_names, traffic.default_class),
+        "tenant": (traffic.tenant_names, OTHER),
+        "cause": (STALL_CAUSES, OTHER),
+        "stage": (STEP_STAGES, OTHER),
+        "ring": (RINGS, OTHER),
+        "process": (PROCESSES, OTHER),
+    }
 
 
 def _latency(name: str, text: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, Source.GATEWAY, text, unit="seconds", buckets=LATENCY_BUCKETS)
+    return Metric(name, Kind.HISTOGRAM, Source.GATEWAY, text, unit="seconds", buckets=LATENCY_BUCKETS, labels=("class",))
 
 
-METRICS = (
-    # Now, in the worker. 0 while no worker runs.
-    _worker("headrace_worker_up", Kind.GAUGE, "1 while a worker is ready, else 0."),
-    _worker("headrace_num_requests_running", Kind.GAUGE, "Requests in the running batch.", field="num_running"),
-    _worker(
-        "headrace_num_requests_waiting",
-        Kind.GAUGE,
-        "Requests that the worker holds and does not run, preempted ones included.",
-        field="num_waiting",
-    ),
-    _worker("headrace_kv_cache_usage_perc", Kind.GAUGE, "Part of the KV blocks that live requests hold, 0 to 1."),
-    # Since the start of the server, in the worker; kept over restarts of the worker.
-    _worker(
-        "headrace_prefix_cache_queries_total",
-        Kind.COUNTER,
-        "Prompt tokens that were looked up in the prefix cache.",
-        unit="tokens",
-        field="num_prefix_query_tokens",
-    ),
-    _worker(
-        "headrace_prefix_cache_hits_total",
-        Kind.COUNTER,
-        "Prompt tokens that were found in the prefix cache.",
-        unit="tokens",
-        field="num_prefix_hit_tokens",
-    ),
-    _worker(
-        "headrace_num_preemptions_total",
-        Kind.COUNTER,
-        "Times that blocks were taken back from a running request.",
-        field="num_preemptions",
-    ),
-    _worker(
-        "headrace_prompt_tokens_total",
-        Kind.COUNTER,
-        "Prompt tokens computed (those found in the prefix cache are not among them).",
-        unit="tokens",
-        field="num_prompt_tokens",
-    ),
-    _worker(
-        "headrace_prompt_tokens_cached_total",
-        Kind.COUNTER,
-        "Prompt tokens taken from the prefix cache instead of being computed.",
-        unit="tokens",
-        field="num_cached_prompt_tokens",
-    ),
-    _worker(
-        "headrace_generation_tokens_total",
-        Kind.COUNTER,
-        "Tokens generated, with the few that came after a stop string or an abort and that nobody was sent.",
-        unit="tokens",
-        field="num_generated_tokens",
-    ),
-    _worker(
-        "headrace_recomputed_tokens_total",
-        Kind.COUNTER,
-        "Tokens computed again after a preemption.",
-        unit="tokens",
-        field="num_recomputed_tokens",
-    ),
-    Metric(
-        "headrace_step_duration_seconds",
-        Kind.HISTOGRAM,
-        Source.WORKER,
-        "Duration of one step, counted once however many requests are in it.",
-        unit="seconds",
-        buckets=LATENCY_BUCKETS,
-        field="step_duration",
-    ),
-    Metric(
-        "headrace_iteration_tokens",
-        Kind.HISTOGRAM,
-        Source.WORKER,
-        "Tokens computed in one step.",
-        unit="tokens",
-        buckets=TOKEN_BUCKETS,
-        field="iteration_tokens",
-    ),
-    # Of requests, as the gateway sees them.
-    Metric("headrace_requests_started_total", Kind.COUNTER, Source.GATEWAY, "Requests that were accepted."),
-    Metric(
+def _counter(name: str, text: str, *, unit: str = "", labels: tuple[str, ...] = (), is_of_model: bool = True) -> Metric:
+    return Metric(name, Kind.COUNTER, Source.GATEWAY, text, unit=unit, labels=labels, is_of_model=is_of_model)
+
+
+# Of requests, as the gateway sees them. Arrival: the request's body was complete.
+REQUEST_METRICS = (
+    _counter("headrace_requests_started_total", "Requests that were accepted."),
+    _counter(
         "headrace_request_success_total",
-        Kind.COUNTER,
-        Source.GATEWAY,
         "Requests that ended, by reason; over all reasons it reaches the number of those started.",
-        label="finished_reason",
+        labels=("finished_reason",),
     ),
     _latency("headrace_time_to_first_token_seconds", "Arrival to first token, once for each request that emitted one."),
     _latency(
@@ -183,8 +86,22 @@ METRICS = (
         "TBT (ITL): gaps between consecutive tokens of a request. Of n tokens that come together the first has the gap that "
         "was measured, and the others have gaps of 0.",
     ),
+    _latency(
+        "headrace_request_time_per_output_token_seconds",
+        "TPOT: (E2E - TTFT) / (output tokens - 1), once for each request that ended with stop or length and had two tokens.",
+    ),
     _latency("headrace_e2e_request_latency_seconds", "Arrival to end of requests that ended with stop or length."),
     _latency("headrace_request_queue_time_seconds", "Arrival until the request was first scheduled."),
+    _latency("headrace_request_prefill_time_seconds", "First scheduled to first token."),
+    _latency("headrace_request_decode_time_seconds", "First to last token of requests that ended with stop or length."),
+    Metric(
+        "headrace_request_tokenize_time_seconds",
+        Kind.HISTOGRAM,
+        Source.GATEWAY,
+        "Arrival until the request was checked, rendered and tokenized.",
+        unit="seconds",
+        buckets=LATENCY_BUCKETS,
+    ),
     Metric(
         "headrace_request_prompt_tokens",
         Kind.HISTOGRAM,
@@ -201,34 +118,94 @@ METRICS = (
         unit="tokens",
         buckets=TOKEN_BUCKETS,
     ),
-    # The gateway itself.
-    Metric(
-        "headrace_admission_rejections_total",
-        Kind.COUNTER,
-        Source.GATEWAY,
-        "Requests that were refused at the door, by error code.",
-        label="code",
+    _counter("headrace_tenant_requests_total", "Requests that were accepted, by tenant.", labels=("tenant",)),
+    _counter(
+        "headrace_tenant_prompt_tokens_total",
+        "Prompt tokens of requests that ended, by tenant; those found in the prefix cache are among them.",
+        unit="tokens",
+        labels=("tenant",),
     ),
-    Metric(
-        "headrace_http_requests_total",
-        Kind.COUNTER,
-        Source.GATEWAY,
-        "HTTP requests, by route template and status.",
-        label="route,status",
+    _counter(
+        "headrace_tenant_generation_tokens_total",
+        "Output tokens of requests that ended, by tenant.",
+        unit="tokens",
+        labels=("tenant",),
     ),
-    Metric(
-        "headrace_worker_restarts_total", Kind.COUNTER, Source.GATEWAY, "Times that a worker was gone and was to be replaced."
+    _counter(
+        "headrace_stalls_total",
+        "Waits of a request that lasted at least the stall threshold, by cause, counted when the wait is over.",
+        labels=("cause",),
     ),
-    Metric(
-        "headrace_ring_fill_ratio", Kind.GAUGE, Source.RINGS, "Fill of a ring between gateway and worker, 0 to 1.", label="ring"
-    ),
-    # Last, so that a scrape shows the faults that it met itself.
-    Metric(
-        "headrace_metrics_faults_total",
-        Kind.COUNTER,
-        Source.GATEWAY,
-        "Faults inside the measuring itself; none of them failed a request.",
-    ),
+    _counter("headrace_stall_seconds_total", "Duration of those waits.", unit="seconds", labels=("cause",)),
 )
 
+# The gateway itself. Faults stand last, so that a scrape shows those that it met itself.
+GATEWAY_METRICS = (
+    _counter("headrace_admission_rejections_total", "Requests that were refused at the door, by error code.", labels=("code",)),
+    _counter(
+        "headrace_http_requests_total",
+        "HTTP requests, by route template and status.",
+        labels=("route", "status"),
+        is_of_model=False,
+    ),
+    _counter("headrace_worker_restarts_total", "Times that a worker was gone and was to be replaced."),
+    Metric(
+        "headrace_ring_fill_ratio",
+        Kind.GAUGE,
+        Source.PROBE,
+        "Fill of a ring between gateway and worker, 0 to 1.",
+        labels=("ring",),
+    ),
+    Metric(
+        "headrace_ring_full_total",
+        Kind.COUNTER,
+        Source.PROBE,
+        "Times that a message found no room in a ring: a request is refused, anything else is kept and sent later.",
+        labels=("ring",),
+        field="num_event_ring_full",
+        worker_value="event",
+    ),
+    Metric(
+        "headrace_gateway_cpu_seconds_total",
+        Kind.COUNTER,
+        Source.PROBE,
+        "Processor time of the gateway process, all its threads.",
+        unit="seconds",
+    ),
+    Metric(
+        "headrace_gateway_tokens_total",
+        Kind.COUNTER,
+        Source.PROBE,
+        "Output tokens that the gateway took from the worker for its clients.",
+        unit="tokens",
+    ),
+    Metric(
+        "headrace_gateway_cpu_seconds_per_token",
+        Kind.GAUGE,
+        Source.PROBE,
+        "Processor time of the gateway for each output token over the last 10 seconds; 0 when there was none.",
+        unit="seconds",
+    ),
+    Metric(
+        "headrace_record_lines_total",
+        Kind.COUNTER,
+        Source.PROBE,
+        "Lines written to the record of traffic (--record), by process.",
+        labels=("process",),
+        field="num_record_lines",
+        worker_value="worker",
+    ),
+    Metric(
+        "headrace_record_drops_total",
+        Kind.COUNTER,
+        Source.PROBE,
+        "Lines that the record could not take: its disk or its greatest size stood against it.",
+        labels=("process",),
+        field="num_record_drops",
+        worker_value="worker",
+    ),
+    _counter("headrace_metrics_faults_total", "Faults inside the measuring itself; none of them failed a request."),
+)
+
+METRICS = (*NOW_METRICS, *STEP_METRICS, *REQUEST_METRICS, *GATEWAY_METRICS)
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -1,21 +1,18 @@
-"""From accumulators and the worker's status page to the text that Prometheus reads.
+"""From accumulators, probes and the worker's status page to what a scrape shows.
 
-Owns: exposition; the one home of prometheus_client. Runs in: gateway, when scraped. Must not know: how values were measured.
+Owns: MetricsExporter, WorkerTotals. Runs in: gateway, when scraped. Must not know: how values were measured, the text format.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterator, Mapping
 
 from headrace.telemetry import catalog
-from headrace.telemetry.accumulate import CounterFamily, Histogram
-from headrace.telemetry.catalog import Kind, Metric, Source
+from headrace.telemetry.accumulate import CounterFamily, Histogram, HistogramFamily
+from headrace.telemetry.exposition import CONTENT_TYPE, FamilyLines, Labels
 from headrace.telemetry.meters import GatewayMeters, scale_of
+from headrace.telemetry.metric import Kind, Metric, Reading, Source
 from headrace.telemetry.status_fields import COUNTER_FIELDS, WorkerState, bucket_fields
+
+Snapshot = Mapping[str, int]
 
 
 class WorkerTotals:
@@ -30,7 +27,7 @@ class WorkerTotals:
         self._earlier_lives = dict.fromkeys(COUNTER_FIELDS, 0)
         self._this_life = dict.fromkeys(COUNTER_FIELDS, 0)
 
-    def note(self, snapshot: Mapping[str, int]) -> None:
+    def note(self, snapshot: Snapshot) -> None:
         """Take the counters of a snapshot. One of an earlier life is ignored. Raises KeyError for a missing field."""
         counters = {field: snapshot[field] for field in COUNTER_FIELDS}
         epoch = snapshot["epoch"]
@@ -47,27 +44,45 @@ class WorkerTotals:
         """Over all lives."""
         return self._earlier_lives[field] + self._this_life[field]
 
+    def histogram(self, prefix: str, num_bounds: int) -> tuple[list[int], int]:
+        """Counts and sum of a histogram's fields over all lives."""
+        return [self.total(name) for name in bucket_fields(prefix, num_bounds)], self.total(f"{prefix}_sum")
+
 
 class MetricsExporter:
-    """Renders all metrics of the catalogue, in a registry of its own.
+    """Renders all metrics of the catalogue.
 
     `read_status`: a snapshot of the status page's fields, or None when there is none. `ring_fill`: ratio by ring, read when
-    scraped; its names are the label's values. A fault of either is counted, and the other metrics are shown.
+    scraped. `model_name`: the served name, a label of all samples but those of HTTP. A fault of what is read is counted, and
+    the other metrics are shown.
     """
 
     def __init__(
         self,
         meters: GatewayMeters,
-        read_status: Callable[[], Mapping[str, int] | None],
+        read_status: Callable[[], Snapshot | None],
         ring_fill: Mapping[str, Callable[[], float]] | None = None,
+        *,
+        model_name: str = "",
     ) -> None:
         self._meters = meters
         self._read_status = read_status
-        self._ring_fill = dict(ring_fill or {})
+        self._families = [FamilyLines(metric, model_name) for metric in catalog.METRICS]
         self._totals = WorkerTotals()
         self._is_worker_up = False
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(self._collect))
+        self._probes: dict[str, dict[Labels, Callable[[], float]]] = {}
+        for ring, read in (ring_fill or {}).items():
+            self.add_probe("headrace_ring_fill_ratio", read, ring)
+        self.add_probe("headrace_gateway_cpu_seconds_total", meters.cpu.process_ns)
+        self.add_probe("headrace_gateway_tokens_total", meters.cpu.num_tokens)
+        self.add_probe("headrace_gateway_cpu_seconds_per_token", meters.cpu.seconds_per_token)
+
+    def add_probe(self, name: str, read: Callable[[], float], *labels: str) -> None:
+        """Ask `read` for a value of this family at each scrape. Raises ValueError for a family that is not probed."""
+        metric = catalog.BY_NAME.get(name)
+        if metric is None or metric.source is not Source.PROBE or len(labels) != len(metric.labels):
+            raise ValueError(f"{name} takes no probe with the labels {labels}")
+        self._probes.setdefault(name, {})[labels] = read
 
     def worker_ready(self) -> None:
         """A worker is ready."""
@@ -80,26 +95,19 @@ class MetricsExporter:
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of a scrape."""
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
-
-    def _collect(self) -> Iterator[Family]:
         snapshot = self._snapshot()
         now = snapshot if snapshot is not None and self._is_worker_up else {}
-        for metric in catalog.METRICS:
-            if metric.source is Source.GATEWAY:
-                yield self._gateway_family(metric)
-            elif metric.source is Source.RINGS:
-                yield _labelled_gauge(metric, self._ring_ratios())
-            elif metric.kind is Kind.GAUGE:
-                yield GaugeMetricFamily(metric.name, metric.help, value=_gauge_value(metric, now))
-            elif metric.kind is Kind.COUNTER:
-                yield CounterMetricFamily(metric.name, metric.help, value=self._totals.total(metric.field))
+        for lines in self._families:
+            lines.begin()
+            if lines.metric.source is Source.GATEWAY:
+                self._show_accumulator(lines)
+            elif lines.metric.source is Source.WORKER:
+                self._show_status(lines, now)
             else:
-                names = bucket_fields(metric.field, len(metric.buckets))
-                counts = [self._totals.total(name) for name in names]
-                yield _histogram(metric, counts, self._totals.total(f"{metric.field}_sum"))
+                self._show_probes(lines)
+        return "".join(lines.text() for lines in self._families).encode(), CONTENT_TYPE
 
-    def _snapshot(self) -> Mapping[str, int] | None:
+    def _snapshot(self) -> Snapshot | None:
         try:
             snapshot = self._read_status()
             if snapshot is not None:
@@ -109,60 +117,62 @@ class MetricsExporter:
             return None
         return snapshot
 
-    def _ring_ratios(self) -> Iterator[tuple[str, float]]:
-        for name, read in self._ring_fill.items():
-            try:
-                yield name, read()
-            except Exception as error:  # noqa: BLE001 - as above
-                self._meters.faults.note("ring_fill", error)
-
-    def _gateway_family(self, metric: Metric) -> Family:
+    def _show_accumulator(self, lines: FamilyLines) -> None:
+        metric = lines.metric
+        scale = scale_of(metric)
         found = self._meters.accumulators[metric.name]
         if isinstance(found, Histogram):
-            return _histogram(metric, found.counts, found.sum)
-        if isinstance(found, CounterFamily):
-            family = CounterMetricFamily(metric.name, metric.help, labels=metric.label.split(","))
-            for labels, value in sorted(found.values.items()):
-                family.add_metric(labels, value)
-            return family
-        return CounterMetricFamily(metric.name, metric.help, value=found.value)
+            lines.add_histogram((), found.counts, found.sum * scale)
+        elif isinstance(found, HistogramFamily):
+            for value, child in found.children.items():
+                lines.add_histogram((value,), child.counts, child.sum * scale)
+        elif isinstance(found, CounterFamily):
+            for labels, number in sorted(found.values.items()):
+                lines.add(labels, number * scale)
+        else:
+            lines.add((), found.value * scale)
+
+    def _show_status(self, lines: FamilyLines, now: Snapshot) -> None:
+        metric = lines.metric
+        scale = scale_of(metric)
+        for index, labels, field in self._places(metric):
+            if metric.kind is Kind.GAUGE:
+                lines.add(labels, _READINGS[metric.reading](now, field, index))
+            elif metric.kind is Kind.COUNTER:
+                lines.add(labels, self._totals.total(field) * scale)
+            else:
+                counts, total = self._totals.histogram(field, len(metric.buckets))
+                lines.add_histogram(labels, counts, total * scale)
+
+    def _show_probes(self, lines: FamilyLines) -> None:
+        metric = lines.metric
+        for labels, read in self._probes.get(metric.name, {}).items():
+            try:
+                lines.add(labels, read() * scale_of(metric))
+            except Exception as error:  # noqa: BLE001 - as in _snapshot
+                self._meters.faults.note(metric.name, error)
+        if metric.field:
+            lines.add((metric.worker_value,), self._totals.total(metric.field) * scale_of(metric))
+
+    def _places(self, metric: Metric) -> Iterator[tuple[int, Labels, str]]:
+        """Where the status page has the family's series: the label value's place, the label values, the field."""
+        if not metric.labels:
+            yield 0, (), metric.field
+            return
+        values, _ = self._meters.label_values[metric.labels[0]]
+        for index, value in enumerate(values):
+            yield index, (value,), metric.field.format(index=index, value=value)
 
 
-class _Families(Collector):
-    """What the registry asks at each scrape."""
-
-    def __init__(self, collect: Callable[[], Iterator[Family]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterable[Family]:
-        return self._collect()
+def _used_share(now: Snapshot, _field: str, _index: int) -> float:
+    num_blocks = now.get("num_blocks", 0)
+    return (num_blocks - now["num_free_blocks"] - now["num_cached_blocks"]) / num_blocks if num_blocks else 0.0
 
 
-def _gauge_value(metric: Metric, snapshot: Mapping[str, int]) -> float:
-    """Of a worker's gauge; 0 for an empty snapshot (no worker)."""
-    if metric.name == "headrace_worker_up":
-        return float(bool(snapshot) and snapshot["state"] == WorkerState.READY)
-    if metric.name == "headrace_kv_cache_usage_perc":
-        num_blocks = snapshot.get("num_blocks", 0)
-        if not num_blocks:
-            return 0.0
-        return (num_blocks - snapshot["num_free_blocks"] - snapshot["num_cached_blocks"]) / num_blocks
-    return snapshot.get(metric.field, 0)
-
-
-def _labelled_gauge(metric: Metric, values: Iterable[tuple[str, float]]) -> Family:
-    family = GaugeMetricFamily(metric.name, metric.help, labels=[metric.label])
-    for label, value in values:
-        family.add_metric([label], value)
-    return family
-
-
-def _histogram(metric: Metric, counts: Sequence[int], total: int) -> Family:
-    """Cumulative buckets from plain counts, in the unit that is shown."""
-    family = HistogramMetricFamily(metric.name, metric.help)
-    buckets, num_up_to = [], 0
-    for bound, count in zip((*metric.buckets, float("inf")), counts, strict=True):
-        num_up_to += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(num_up_to)))
-    family.add_metric([], buckets, total * scale_of(metric))
-    return family
+# Of gauges; `now` is empty while there is no worker.
+_READINGS: dict[Reading, Callable[[Snapshot, str, int], float]] = {
+    Reading.FIELD: lambda now, field, _: now.get(field, 0),
+    Reading.IS_READY: lambda now, field, _: float(now.get(field, WorkerState.ABSENT) == WorkerState.READY),
+    Reading.USED_SHARE: _used_share,
+    Reading.IS_CAUSE: lambda now, field, index: float(now.get(field, 0) == index + 1),
+}

@@ -7,6 +7,7 @@ Must not know: who logs. Prompts, generated text and token ids are kept out by t
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal, cast
 
@@ -39,11 +40,22 @@ def configure_logging(format: LogFormat = "auto", level: str = "info") -> None: 
     """
     if format not in FORMATS:
         raise ConfigurationError(f"Log format {format!r} is unknown; there are {', '.join(FORMATS)}.")
-    if level.lower() not in LEVELS:
-        raise ConfigurationError(f"Log level {level!r} is unknown; there are {', '.join(LEVELS)}.")
-    number = logging.getLevelNamesMapping()[level.upper()]
+    number = _number_of(level)
     is_human = format == "human" or (format == "auto" and sys.stderr.isatty())
-    _configure(is_human, number, with_libraries=True)
+    _configure(_Form(is_human, number, with_libraries=True))
+
+
+def set_level(level: str) -> None:
+    """Show lines from this level up from now on, in the form that was configured; of libraries never those below info.
+
+    Loggers that were made before follow. Raises ConfigurationError for an unknown level.
+    """
+    _configure(replace(_form, level=_number_of(level)))
+
+
+def current_level() -> str:
+    """The least level that is shown: one of LEVELS."""
+    return logging.getLevelName(_form.level).lower()
 
 
 def get_logger(component: str) -> FilteringBoundLogger:
@@ -54,7 +66,24 @@ def get_logger(component: str) -> FilteringBoundLogger:
     return cast("FilteringBoundLogger", structlog.get_logger(component=component))
 
 
-def _configure(is_human: bool, level: int, *, with_libraries: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How this process logs."""
+
+    is_human: bool
+    level: int  # as in `logging`
+    with_libraries: bool
+
+
+def _number_of(level: str) -> int:
+    if level.lower() not in LEVELS:
+        raise ConfigurationError(f"Log level {level!r} is unknown; there are {', '.join(LEVELS)}.")
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def _configure(form: _Form) -> None:
+    global _form
+    _form = form
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -62,19 +91,19 @@ def _configure(is_human: bool, level: int, *, with_libraries: bool) -> None:
         structlog.processors.StackInfoRenderer(),
     ]
     last: list[Processor] = [structlog.processors.format_exc_info, withhold_content]
-    if is_human:
+    if form.is_human:
         # An exception is text by now: no renderer gets at local variables, in which prompts are.
         last += [_escape_for_terminal, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     else:
         last += [structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(form.level),
         logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    if with_libraries:
-        _configure_libraries(shared, last, level)
+    if form.with_libraries:
+        _configure_libraries(shared, last, form.level)
 
 
 def _configure_libraries(shared: list[Processor], last: list[Processor], level: int) -> None:
@@ -142,4 +171,5 @@ def _name_of_library(_logger: Any, _method: str, event: MutableMapping[str, Any]
 
 
 # structlog's own default shows the local variables of a traceback.
-_configure(is_human=True, level=logging.INFO, with_libraries=False)
+_form = _Form(is_human=True, level=logging.INFO, with_libraries=False)
+_configure(_form)

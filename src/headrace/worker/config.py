@@ -5,6 +5,8 @@ Owns: WorkerConfig. Runs in: supervisor (writes it), worker (reads it). Must not
 
 import msgspec
 
+from headrace.protocol.record import RecordTarget
+from headrace.protocol.traffic import TrafficPolicy
 from headrace.telemetry.logs import LogFormat
 
 
@@ -34,3 +36,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_flush_seconds: float = 1.0  # how long an orderly stop tries to hand over the last events
     log_format: LogFormat = "auto"
     log_level: str = "info"
+    traffic: TrafficPolicy = TrafficPolicy()
+    stall_threshold_ms: float = 250.0  # who does not get on for so long has stalled
+    record: RecordTarget | None = None  # where lines about steps go

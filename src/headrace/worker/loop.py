@@ -23,6 +23,7 @@ from headrace.scheduling import Scheduler
 from headrace.telemetry.logs import get_logger
 from headrace.worker.outbox import Outbox
 from headrace.worker.report import WorkerReport
+from headrace.worker.step_log import StepLog
 
 HEARTBEAT_SECONDS = 1.0  # longest sleep of an idle worker
 MIN_RETRY_SECONDS = 0.01  # first wait for room in a full event ring, doubled up to the next
@@ -51,6 +52,7 @@ class WorkerLoop:
         *,
         max_drain_messages: int = 64,
         max_failed_steps: int = 8,
+        step_log: StepLog | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -60,6 +62,7 @@ class WorkerLoop:
         self._report = report
         self._max_drain_messages = max_drain_messages
         self._max_failed_steps = max_failed_steps
+        self._step_log = step_log
         self._num_failed_steps = 0  # in a row
         self._retry_seconds = MIN_RETRY_SECONDS
         self.is_draining = False  # new requests are refused; `run` returns when the others have ended
@@ -76,25 +79,63 @@ class WorkerLoop:
 
     def step(self) -> bool:
         """One round. False when there was nothing to compute, so that the caller may wait."""
-        started_ns = self._clock.now_ns()
+        clock = self._clock
+        started_ns = clock.now_ns()
         self._receive(started_ns)
+        received_ns = clock.now_ns()
         if not self._scheduler.has_work:
-            self._publish()
+            self._publish(received_ns)
             return False
-        plan = self._scheduler.schedule(started_ns)
-        if plan.rows:
-            result = self._execute(plan)
-            now_ns = self._clock.now_ns()
-            if result is not None:
-                self._scheduler.apply(plan, result, now_ns)
-            self._report.count_step(now_ns - started_ns, plan.num_tokens)
-        self._publish()
-        self._report.write(self._scheduler.statistics(), self._clock.now_ns())
+        plan = self._scheduler.schedule(received_ns)
+        if not plan.rows:  # the deadlines of all have passed
+            self._publish(received_ns)
+            return True
+        scheduled_ns = clock.now_ns()
+        result = self._execute(plan)
+        executed_ns = clock.now_ns()
+        if result is not None:
+            self._scheduler.apply(plan, result, executed_ns)
+        applied_ns = clock.now_ns()
+        self._publish(executed_ns)
+        published_ns = clock.now_ns()
+        forward_ns, sample_ns = (result.forward_ns, result.sample_ns) if result is not None else (0, 0)
+        self._report.count_step(
+            plan,
+            (
+                received_ns - started_ns,
+                scheduled_ns - received_ns,
+                max(executed_ns - scheduled_ns - forward_ns - sample_ns, 0),
+                forward_ns,
+                sample_ns,
+                applied_ns - executed_ns,
+                published_ns - applied_ns,
+            ),
+        )
+        if self._step_log is not None and result is not None:
+            self._step_log.step(plan, result, started_ns, published_ns - started_ns, self._scheduler.statistics())
+        if self._report.is_due(published_ns):
+            self.write_page(published_ns)
         return True
+
+    def write_page(self, now_ns: int) -> None:
+        """Show the numbers of now on the status page."""
+        log = self._step_log
+        self._report.write(
+            self._scheduler.statistics(),
+            now_ns,
+            evictions=self._scheduler.take_evictions(),
+            num_event_ring_full=self._outbox.num_refused,
+            num_record_lines=log.num_lines if log is not None else 0,
+            num_record_drops=log.num_drops if log is not None else 0,
+        )
 
     def wait_message(self) -> None:
         """Sleep until a message comes; wake for the heartbeat, and sooner while events wait for room in a ring."""
-        self._report.write(self._scheduler.statistics(), self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        if self._step_log is not None:
+            self._step_log.flush_due(now_ns)
+        self.write_page(now_ns)
+        self._report.note_wait()
         if self._outbox.is_empty:
             self._retry_seconds = MIN_RETRY_SECONDS
             self._source.wait_message(HEARTBEAT_SECONDS)
@@ -160,7 +201,9 @@ class WorkerLoop:
             message = "The model could not compute this step. The request may be sent again."
             self._scheduler.fail_step(plan, ErrorCode.EXECUTION_FAILED.value.code, message, self._clock.now_ns())
             if self._num_failed_steps >= self._max_failed_steps:
-                self._publish()
+                now_ns = self._clock.now_ns()
+                self._publish(now_ns)
+                self.write_page(now_ns)
                 raise WorkerFailedError(f"{self._num_failed_steps} steps failed in a row, the last with {reason}") from error
             return None
         self._num_failed_steps = 0
@@ -170,8 +213,8 @@ class WorkerLoop:
         for reply_ring, events in self._scheduler.take_events().items():
             self._outbox.add(reply_ring, events, now_ns)
 
-    def _publish(self) -> None:
-        self._collect(self._clock.now_ns())
+    def _publish(self, emitted_ns: int) -> None:
+        self._collect(emitted_ns)
         self._outbox.flush()
 
 

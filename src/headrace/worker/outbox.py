@@ -8,11 +8,14 @@ from typing import Protocol
 
 from headrace.protocol.messages import EventBatch, TokenEvent, WorkerHello
 from headrace.protocol.ports import EventSink
+from headrace.protocol.stalls import Stall
 
 MAX_BATCH_BYTES = 65_536  # of one batch, as _event_bytes estimates it: a small part of a ring
 _ID_BYTES = 5  # most that a token id takes as MessagePack
 _FRAME_BYTES = 96  # numbers, names and usage around the ids of an event
 _CHARACTER_BYTES = 4
+_STALL_BYTES = 32  # a cause's name and two numbers
+MAX_STALLS = 16  # told with one event, the longest
 
 
 class WorkerSink(EventSink, Protocol):
@@ -97,7 +100,12 @@ class Outbox:
 
 
 def merge_events(earlier: TokenEvent, later: TokenEvent) -> TokenEvent:
-    """One event for two of a request, the later one continuing where the earlier ended."""
+    """One event for two of a request, the later one continuing where the earlier ended.
+
+    That a request has been preempted is told only by an event without tokens: who reads tokens and this word together could
+    not know which came last.
+    """
+    has_tokens = bool(earlier.token_ids or later.token_ids)
     return TokenEvent(
         request_id=earlier.request_id,
         first_index=earlier.first_index,
@@ -107,12 +115,24 @@ def merge_events(earlier: TokenEvent, later: TokenEvent) -> TokenEvent:
         error_message=later.error_message,
         usage=later.usage or earlier.usage,
         first_scheduled_ns=earlier.first_scheduled_ns or later.first_scheduled_ns,
+        stalls=_merge_stalls(earlier.stalls, later.stalls),
+        is_preempted=later.is_preempted and not has_tokens,
     )
+
+
+def _merge_stalls(earlier: tuple[Stall, ...], later: tuple[Stall, ...]) -> tuple[Stall, ...]:
+    """In the order in which they began; of too many, the longest."""
+    stalls = earlier + later
+    if len(stalls) <= MAX_STALLS:
+        return stalls
+    longest = sorted(stalls, key=lambda stall: -stall.duration_ns)[:MAX_STALLS]
+    return tuple(sorted(longest, key=lambda stall: stall.began_ns))
 
 
 def _event_bytes(event: TokenEvent) -> int:
     """An upper estimate of the event's size in a record."""
-    return _FRAME_BYTES + _ID_BYTES * len(event.token_ids) + _CHARACTER_BYTES * len(event.error_message)
+    num_more = _CHARACTER_BYTES * len(event.error_message) + _STALL_BYTES * len(event.stalls)
+    return _FRAME_BYTES + _ID_BYTES * len(event.token_ids) + num_more
 
 
 def _batches(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

@@ -16,18 +16,19 @@ from headrace.ipc.doorbell import Doorbell
 from headrace.ipc.ring import Ring
 from headrace.ipc.segment import Segment
 from headrace.ipc.status import StatusPage
-from headrace.protocol.control import ChildFailed, ChildReady, Drain, Stop
+from headrace.protocol.control import ChildFailed, ChildReady, Drain, SetLogLevel, Stop
 from headrace.protocol.errors import HeadraceError
 from headrace.protocol.messages import WorkerHello
 from headrace.protocol.ports import Executor
 from headrace.scheduling import Scheduler, SchedulerConfig
-from headrace.telemetry.logs import configure_logging, get_logger
+from headrace.telemetry.logs import configure_logging, get_logger, set_level
 from headrace.telemetry.status_fields import STATUS_FIELDS, WorkerState
 from headrace.worker.clock import MonotonicClock
 from headrace.worker.config import GatewayLink, WorkerConfig
 from headrace.worker.loop import WorkerLoop
 from headrace.worker.outbox import Outbox
 from headrace.worker.report import WorkerReport
+from headrace.worker.step_log import StepLog
 
 EXIT_STOPPED = 0
 EXIT_CRASHED = 1
@@ -97,6 +98,9 @@ class StopSwitch:
         for message in messages:
             if isinstance(message, Stop):
                 self._is_stopping = True
+            elif isinstance(message, SetLogLevel):
+                set_level(message.level)
+                log.debug("log level changed", level_now=message.level)
             elif isinstance(message, Drain):
                 log.info("the server is draining")  # the gateway refuses new work; what is here runs to its end
             else:
@@ -127,6 +131,8 @@ def _live(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
+            traffic=config.traffic,
+            stall_threshold_ns=max(1, round(config.stall_threshold_ms * 1e6)),
         ),
         executor.spec,
     )
@@ -145,10 +151,11 @@ def _live(
         report,
         max_drain_messages=config.max_drain_messages,
         max_failed_steps=config.max_failed_steps,
+        step_log=_open_step_log(config, scheduler, clock, stack),
     )
     gc.collect()
     gc.freeze()  # what lives as long as the process need not be looked at again: shorter pauses between steps
-    report.write(scheduler.statistics(), clock.now_ns())  # before the greeting: whoever reads it finds a sign of life
+    loop.write_page(clock.now_ns())  # before the greeting: whoever reads it finds a sign of life
     control.send(ChildReady(describe(executor)))
 
     def is_stopping() -> bool:
@@ -158,9 +165,19 @@ def _live(
     loop.run(is_stopping)
     report.state = WorkerState.STOPPING
     loop.end_all()
-    report.write(scheduler.statistics(), clock.now_ns())
+    loop.write_page(clock.now_ns())
     _flush_within(outbox, config.stop_flush_seconds, clock)
     return EXIT_STOPPED
+
+
+def _open_step_log(config: WorkerConfig, scheduler: Scheduler, clock: MonotonicClock, stack: ExitStack) -> StepLog | None:
+    if config.record is None:
+        return None
+    from headrace.telemetry.recorder import Recorder  # asyncio comes with it, which a worker otherwise does without
+
+    recorder = Recorder(config.record)
+    stack.callback(recorder.close)
+    return StepLog(recorder, config.epoch, scheduler.limits, clock.now_ns())
 
 
 def _flush_within(outbox: Outbox, seconds: float, clock: MonotonicClock) -> None:

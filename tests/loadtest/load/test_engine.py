@@ -14,7 +14,7 @@ import pytest
 from headrace.loadtest.engine import LoadError, run_load
 from headrace.loadtest.plan import LoadPlan, PlannedRequest
 from headrace.loadtest.progress import LoadProgress, Phase
-from headrace.loadtest.records import Run, RunSettings
+from headrace.loadtest.records import Outcome, Run, RunSettings
 
 from .conftest import Truth, stream
 
@@ -60,6 +60,16 @@ def test_the_stamp_is_taken_by_the_protocol_not_at_reading_time() -> None:
             return client._session.connector._factory()  # type: ignore[union-attr]
 
     assert isinstance(asyncio.run(factory()), http_client._StampingHandler)
+
+
+def test_headers_of_one_request_are_its_own_and_go_over_those_of_all(truth: Truth) -> None:
+    plan = truth.plan([SHORT, SHORT], headers={"X-Which": "all", "X-Other": "o"})
+    first, second = plan.requests
+    plan.requests = [msgspec.structs.replace(first, headers={"x-which": "mine"}), second]
+    run = run_load(plan)
+    assert [record.outcome for record in run.requests] == [Outcome.COMPLETED] * 2
+    sent = [truth.log()[str(place)]["headers"] for place in (0, 1)]
+    assert [(headers["x-which"], headers["x-other"]) for headers in sent] == [("mine", "o"), ("all", "o")]
 
 
 def test_headers_are_sent_and_never_saved_and_the_body_is_as_planned(truth: Truth) -> None:

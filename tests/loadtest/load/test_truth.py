@@ -7,7 +7,9 @@ falsely is off each time.
 
 import functools
 import itertools
+import math
 import pathlib
+import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from headrace.loadtest.figures import summarize
 from headrace.loadtest.plan import LoadPlan
 from headrace.loadtest.records import Outcome, RequestRecord, Run
 from headrace.loadtest.results import Distribution, RunResult
+from headrace.loadtest.statistics import PERCENTILES
 
 from .conftest import Truth, stream
 
@@ -32,16 +35,31 @@ def near(measured: float, true: float) -> bool:
     return abs(measured - true) <= max(0.02 * true, 0.001)
 
 
+def at_share(values: list[float], share: float) -> float:
+    """The tool's definition of a percentile, computed apart from it: linear between the ranks next to share * (n - 1)."""
+    ordered = sorted(values)
+    rank = share * (len(ordered) - 1)
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (rank - low) * (ordered[high] - ordered[low])
+
+
+def figures_of(num_values: int) -> dict[str, Callable[[list[float]], float]]:
+    """What is compared. A percentile with fewer than two values beyond it is named as what it is: next to the maximum."""
+    shares = {name: functools.partial(at_share, share=share) for name, share in PERCENTILES.items()}
+    return {
+        "mean": statistics.fmean,
+        "min": min,
+        "max": max,
+        **{name if num_values * (1 - PERCENTILES[name]) >= 2 else f"{name} by max": shares[name] for name in shares},
+    }
+
+
 def off(name: str, measured: list[float], true: list[float]) -> list[str]:
-    """What of two samples of one figure differs by more than allowed: mean, median, extremes, number."""
+    """What of two samples of one figure differs by more than allowed: mean, percentiles, extremes, number."""
     if len(measured) != len(true):
         return [f"{name}: {len(measured)} instead of {len(true)}"]
-    figures: dict[str, Callable[[list[float]], float]] = {
-        "mean": statistics.fmean,
-        "p50": statistics.median,
-        "max": max,
-        "min": min,
-    }
+    figures = figures_of(len(true))
     return [
         f"{name} {figure}: {compute(measured):.6f}, true {compute(true):.6f}"
         for figure, compute in figures.items()
@@ -159,6 +177,43 @@ def test_many_streams_at_once_are_measured_truly(truth: Truth) -> None:
     run_truly(truth, plan, faults)
 
 
+def heavy_tailed(num_streams: int, num_texts: int) -> list[dict[str, Any]]:
+    """Streams whose first texts and gaps spread so widely (log-normal) that each percentile is a number of its own."""
+    source = random.Random(11)
+
+    def drawn(median_ms: float) -> float:
+        return median_ms * math.exp(source.gauss(0.0, 0.8))
+
+    return [
+        {
+            "steps": [
+                *([drawn(80.0 if place == 0 else 20.0), "text", f"word{place} "] for place in range(num_texts)),
+                *([0, "finish", "length"], [0, "usage", 7, num_texts], [0, "done"]),
+            ]
+        }
+        for _ in range(num_streams)
+    ]
+
+
+def test_percentiles_of_thousands_of_gaps_are_measured_truly(truth: Truth) -> None:
+    """p50, p90, p99 and p99.9 of TBT, and of TTFT, TPOT and E2E as far as 240 requests have them; also as reports give them."""
+    scripts = heavy_tailed(240, 10)
+    plan = functools.partial(truth.plan, scripts, settings={"num_clients": 24, "num_processes": 2})
+
+    def faults(run: Run, log: dict[str, dict[str, Any]]) -> list[str]:
+        found = faults_of_records(run, log) + faults_of_distributions(summarize(run), run, log)
+        return [fault for fault in found if " max" not in fault and " min" not in fault]
+
+    run = run_truly(truth, plan, faults)
+    tbt = summarize(run).tbt_seconds
+    assert tbt.count == 240 * 9
+    assert tbt.p50 is not None
+    assert tbt.p90 is not None
+    assert tbt.p99 is not None
+    assert tbt.p999 is not None
+    assert tbt.p50 * 2 < tbt.p90 < tbt.p99 / 2 < tbt.p999 / 3  # the test would show one percentile in another's place
+
+
 MIXED = [
     stream(12, 20.0, first_ms=80.0),
     {"head_ms": 40, "status": 429, "retry_after": 2, "steps": []},
@@ -172,24 +227,21 @@ MIXED = [
 
 
 def check_distribution(name: str, measured: Distribution, true: list[float]) -> list[str]:
-    true = sorted(true)
-    wanted = {"mean": statistics.fmean(true), "min": true[0], "p50": statistics.median(true), "max": true[-1]}
     faults = [] if measured.count == len(true) else [f"{name}: {measured.count} instead of {len(true)}"]
-    for figure, value in wanted.items():
-        got = getattr(measured, figure)
+    for figure, compute in figures_of(len(true)).items():
+        got, value = getattr(measured, figure.split(" ")[0]), compute(true)
         if got is None or not near(got, value):
             faults.append(f"{name} {figure}: {got}, true {value}")
     return faults
 
 
-def faults_of_result(run: Run, log: dict[str, dict[str, Any]]) -> list[str]:
-    """The whole chain: figures of a run with refusals and mid-stream faults, by the server's stamps of the completed ones."""
-    result: RunResult = summarize(run)
+def faults_of_distributions(result: RunResult, run: Run, log: dict[str, dict[str, Any]]) -> list[str]:
+    """Each figure of a report against the same figure of the server's stamps of the requests that completed."""
     sent = [log[str(record.index)] for record in run.requests if record.outcome is Outcome.COMPLETED]
     times = [[at for at, _ in one["texts"]] for one in sent]
     begins = [one["received_at"] for one in sent]
     tbt = [gap for one in times for gap in gaps(one)]
-    faults = [
+    return [
         *check_distribution("ttft", result.ttft_seconds, [one[0] - begin for one, begin in zip(times, begins, strict=True)]),
         *check_distribution("tbt", result.tbt_seconds, tbt),
         *check_distribution("tbt_chunk", result.tbt_chunk_seconds, tbt),
@@ -201,6 +253,12 @@ def faults_of_result(run: Run, log: dict[str, dict[str, Any]]) -> list[str]:
         ),
         *check_distribution("e2e", result.e2e_seconds, [one[-1] - begin for one, begin in zip(times, begins, strict=True)]),
     ]
+
+
+def faults_of_result(run: Run, log: dict[str, dict[str, Any]]) -> list[str]:
+    """The whole chain: figures of a run with refusals and mid-stream faults."""
+    result: RunResult = summarize(run)
+    faults = faults_of_distributions(result, run, log)
     assert (result.requests.offered, result.requests.completed) == (16, 4)
     assert (result.requests.refused, result.requests.failed) == (4, 8)
     assert result.errors == {"http_429": 2, "http_503": 2, "http_500": 2, "error_frame": 2, "cut": 2, "no_done": 2}

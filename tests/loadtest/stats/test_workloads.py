@@ -162,6 +162,21 @@ def test_a_mix_is_read_from_a_file(tmp_path):
     assert max(item.target_prompt_tokens for item in requests if item.group == "code") <= 744
 
 
+def test_a_class_of_a_mix_may_have_headers_of_its_own(tmp_path):
+    path = tmp_path / "mix.toml"
+    path.write_text(
+        '[[class]]\nname = "talk"\nweight = 1\nworkload = "chat:2"\nheaders = {x-headrace-class = "interactive"}\n'
+        '[[class]]\nname = "rest"\nweight = 1\nworkload = "fixed"\n'
+    )
+    requests = planned(workload=f"mix:{path}")
+    talk = next(item for item in requests if item.group.startswith("talk"))
+    assert talk.headers == talk.then[0].headers == {"x-headrace-class": "interactive"}
+    assert {item.group: item.headers for item in requests}["rest"] == {}
+    path.write_text('[[class]]\nname = "a"\nweight = 1\nworkload = "fixed"\nheaders = {x = "b\\r\\nc"}\n')
+    with pytest.raises(WorkloadError, match="is no header"):
+        planned(workload=f"mix:{path}")
+
+
 def test_the_head_of_line_preset_has_streams_and_rare_long_prompts():
     requests = planned(500, workload="hol", num_requests=500, prompt_tokens=3000)
     kinds = {(item.group, item.target_prompt_tokens) for item in requests}

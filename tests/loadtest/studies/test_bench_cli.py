@@ -153,6 +153,15 @@ def test_every_option_of_a_run_reaches_the_settings(world):
     assert expected.items() <= settings.extra.items()
 
 
+def test_classes_of_a_record_are_sent_when_asked_and_refused_where_there_are_none(world, tmp_path):
+    trace = tmp_path / "mooncake.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n')
+    told = call("run", "--url", URL, "--workload", f"trace:{trace}", "--class-headers", code=1)
+    assert "knows no classes" in told
+    told = call("run", "--url", URL, "--requests", "2", "--class-headers", code=1)
+    assert "does not know class_headers" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -4,20 +4,27 @@ Owns: submitting all choices of a request or none, their end on the wire. Runs i
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.gateway.deltas import GenerationSpec, TextDelta
+import msgspec
+
+from headrace.gateway.deltas import GenerationSpec, RequestOrigin, TextDelta
 from headrace.gateway.http import sse
 from headrace.gateway.http.errors import error_body, internal_error
-from headrace.gateway.http.exchange import ClientGoneError, Exchange
-from headrace.gateway.http.schemas import PromptTokensDetails, UsageBlock
+from headrace.gateway.http.exchange import ClientGoneError, Exchange, Headers
+from headrace.gateway.http.parameters import StreamWish
+from headrace.gateway.http.schemas import ChatCompletion, PromptTokensDetails, TextCompletion, UsageBlock
+from headrace.gateway.http.timelines import early_server_timing, reports_of, server_timing, unrun_report
+from headrace.gateway.http.traffic import Routing
 from headrace.gateway.ports import GenerationService, GenerationStream
 from headrace.protocol.errors import RequestError
 from headrace.protocol.messages import Usage
 from headrace.telemetry.logs import get_logger
+from headrace.telemetry.reports import RequestReport
 
 log = get_logger("http")
 
@@ -50,8 +57,9 @@ class Ending:
 class EndedStream:
     """A stream that ends at once without a token: what max_tokens 0 asks for."""
 
-    def __init__(self, num_prompt_tokens: int) -> None:
-        self._usage = Usage(num_prompt_tokens=num_prompt_tokens, num_output_tokens=0)
+    def __init__(self, spec: GenerationSpec, model: str) -> None:
+        self._usage = Usage(num_prompt_tokens=len(spec.prompt_token_ids), num_output_tokens=0)
+        self._report = unrun_report(spec, model)
 
     async def next_delta(self) -> TextDelta:
         """The end."""
@@ -59,6 +67,13 @@ class EndedStream:
 
     def cancel(self) -> None:
         """Nothing runs."""
+
+    def timeline_report(self) -> RequestReport:
+        """It ended when it began."""
+        return self._report
+
+    def note_slow_reader(self, began_ns: int, duration_ns: int) -> None:
+        """Nothing is measured of it."""
 
 
 @contextmanager
@@ -71,15 +86,18 @@ def submitted(service: GenerationService, specs: Sequence[GenerationSpec]) -> It
     try:
         for spec in specs:
             nothing_to_do = spec.stopping.max_tokens == 0
-            streams.append(EndedStream(len(spec.prompt_token_ids)) if nothing_to_do else service.submit(spec))
+            streams.append(EndedStream(spec, service.card.id) if nothing_to_do else service.submit(spec))
         yield streams
     finally:
         for stream in streams:
             stream.cancel()
 
 
-async def collect(exchange: Exchange, streams: list[GenerationStream]) -> list[Ending]:
-    """Wait for every stream's end. Raises the RequestError of the first that failed; ClientGoneError."""
+async def collect(exchange: Exchange, streams: list[GenerationStream], wish: StreamWish) -> list[Ending]:
+    """Wait for every stream's end. Raises the RequestError of the first that failed; ClientGoneError.
+
+    A timeline that is wished for is in the exchange afterwards, also when it failed.
+    """
     endings: list[Ending | None] = [None] * len(streams)
 
     async def one(number: int) -> None:
@@ -93,15 +111,24 @@ async def collect(exchange: Exchange, streams: list[GenerationStream]) -> list[E
                 endings[number] = Ending("".join(parts), delta.finish_reason, delta.stop_string, _usage(delta))
                 return
 
-    await exchange.run_while_connected(_all_of(one, len(streams)))
+    try:
+        await exchange.run_while_connected(_all_of(one, len(streams)))
+    finally:
+        if wish.include_timeline:
+            _cancel_all(streams)
+            exchange.timeline = reports_of(streams)
     return [ending for ending in endings if ending is not None]
 
 
 class EventWriter:
-    """Sends one answer as events: one `send` for each wake-up of a choice."""
+    """Sends one answer as events: one `send` for each wake-up of a choice.
 
-    def __init__(self, exchange: Exchange, envelope: sse.Envelope, keep_alive_seconds: float) -> None:
+    A `send` that takes `stall_threshold_ns` waits for a client that does not read: the choice's timeline is told.
+    """
+
+    def __init__(self, exchange: Exchange, envelope: sse.Envelope, keep_alive_seconds: float, stall_threshold_ns: int) -> None:
         self._exchange = exchange
+        self._stall_threshold_ns = stall_threshold_ns
         self._envelope = envelope
         self._tick_seconds = keep_alive_seconds / 2
         self._lock = asyncio.Lock()
@@ -110,69 +137,90 @@ class EventWriter:
         self._usages: dict[int, Usage] = {}
 
     async def run(
-        self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames], num_choices: int, include_usage: bool
+        self,
+        streams: list[GenerationStream],
+        frames: Sequence[ChoiceFrames],
+        num_choices: int,
+        wish: StreamWish,
+        origin: RequestOrigin,
     ) -> None:
-        """Headers, then every choice to its end, the usage if asked for, and [DONE], whatever happens in between.
+        """Headers, then every choice to its end, usage and timeline if wished for, and [DONE], whatever happens in between.
 
         A fault after the start becomes one error frame. Raises ClientGoneError when the client went.
         """
-        await self._exchange.start_stream(STREAM_TYPE, STREAM_HEADERS)
+        headers = STREAM_HEADERS + early_server_timing(origin) if wish.include_timeline else STREAM_HEADERS
+        await self._exchange.start_stream(STREAM_TYPE, headers)
         timer = _Ticker(self._tick_seconds, self._on_tick)
         try:
-            await self._exchange.run_while_connected(self._events(streams, frames, num_choices if include_usage else 0))
+            await self._exchange.run_while_connected(self._events(streams, frames, num_choices, wish))
         finally:
             timer.stop()
             if self._comment is not None:
                 self._comment.cancel()
 
-    async def _events(self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames], usage_choices: int) -> None:
-        """`usage_choices`: 0 when no usage is wanted, else the answers to each prompt."""
-        tail = sse.DONE
+    async def _events(
+        self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames], num_choices: int, wish: StreamWish
+    ) -> None:
+        tail = b""
         try:
             await self._choices(streams, frames)
-            if usage_choices:
-                usage = usage_block([self._usages[number] for number in range(len(streams))], usage_choices)
-                tail = self._envelope.usage_event(usage) + sse.DONE
+            if wish.include_usage:
+                usage = usage_block([self._usages[number] for number in range(len(streams))], num_choices)
+                tail = self._envelope.usage_event(usage)
         except ClientGoneError:
             raise
         except RequestError as error:
-            tail = sse.error_event(error_body(error)) + sse.DONE
+            tail = sse.error_event(error_body(error))
             log.warning(
                 "a stream ended with an error", request_id=self._exchange.request_id.decode(), code=error.code.value.code
             )
         except Exception:
-            tail = sse.error_event(error_body(internal_error())) + sse.DONE
+            tail = sse.error_event(error_body(internal_error()))
             log.exception("a stream failed inside the server", request_id=self._exchange.request_id.decode())
-        await self._send(tail, more=False)
+        if wish.include_timeline:
+            _cancel_all(streams)
+            tail += self._envelope.timeline_event(reports_of(streams))
+        await self._send(tail + sse.DONE, streams, more=False)
 
     async def _choices(self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames]) -> None:
         async def one(number: int) -> None:
             next_delta = streams[number].next_delta
             frame = frames[number]
+            mine = (streams[number],)
             while True:
                 delta = await next_delta()
                 if delta.error is None and delta.finish_reason is None:
                     if delta.text:
-                        await self._send(frame.text_event(delta.text))
+                        await self._send(frame.text_event(delta.text), mine)
                     continue
                 if delta.error is not None:
                     if delta.text:
-                        await self._send(frame.text_event(delta.text))
+                        await self._send(frame.text_event(delta.text), mine)
                     raise delta.error
                 self._usages[number] = _usage(delta)
-                await self._send(frame.last_event(delta.text, delta.finish_reason or "", delta.stop_string))
+                await self._send(frame.last_event(delta.text, delta.finish_reason or "", delta.stop_string), mine)
                 return
 
         await _all_of(one, len(streams))
 
-    async def _send(self, frame: bytes, more: bool = True) -> None:
-        """The lock keeps frames of several choices and comments in order while one waits for the socket."""
+    async def _send(self, frame: bytes, streams: Sequence[GenerationStream], more: bool = True) -> None:
+        """The lock keeps frames of several choices and comments in order while one waits for the socket.
+
+        `streams`: those that do not get on meanwhile. Waiting for the lock is waiting for the same client.
+        """
         self._quiet = False
-        async with self._lock:
-            try:
-                await self._exchange.send({"type": "http.response.body", "body": frame, "more_body": more})
-            except Exception as error:
-                raise ClientGoneError from error
+        began_ns = time.monotonic_ns()
+        try:
+            async with self._lock:
+                try:
+                    await self._exchange.send({"type": "http.response.body", "body": frame, "more_body": more})
+                except Exception as error:
+                    raise ClientGoneError from error
+        finally:
+            duration_ns = time.monotonic_ns() - began_ns
+            if duration_ns >= self._stall_threshold_ns:
+                for stream in streams:
+                    stream.note_slow_reader(began_ns, duration_ns)
 
     def _on_tick(self) -> None:
         """A comment when nothing was sent since the last tick: silence never lasts longer than two ticks."""
@@ -182,7 +230,7 @@ class EventWriter:
 
     async def _send_comment(self) -> None:
         try:
-            await self._send(sse.KEEP_ALIVE)
+            await self._send(sse.KEEP_ALIVE, ())
         except ClientGoneError:
             return  # who reads from the connection learns it as well, and acts
 
@@ -205,6 +253,17 @@ class _Ticker:
         self._handle.cancel()
 
 
+async def respond_whole(exchange: Exchange, body: ChatCompletion | TextCompletion, routing: Routing) -> None:
+    """Send a collected answer, with the tier and the timeline if they were asked for."""
+    if routing.tier is not None:
+        body.service_tier = routing.tier
+    headers: Headers = []
+    if exchange.timeline is not None:
+        body.timeline = exchange.timeline
+        headers = server_timing(exchange.timeline)
+    await exchange.respond(200, msgspec.json.encode(body), headers=headers)
+
+
 def usage_block(usages: Sequence[Usage], num_choices: int) -> UsageBlock:
     """Usage over all choices: each prompt once (as its first answer met it), all output. `num_choices`: answers to a prompt."""
     prompts = usages[::num_choices]
@@ -222,6 +281,12 @@ def _usage(delta: TextDelta) -> Usage:
     if delta.usage is None:
         raise RuntimeError("a stream ended without its usage")
     return delta.usage
+
+
+def _cancel_all(streams: Sequence[GenerationStream]) -> None:
+    """End those that still run, so that their timelines are complete; which does nothing to those that ended."""
+    for stream in streams:
+        stream.cancel()
 
 
 async def _all_of(one: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:

@@ -10,19 +10,22 @@ from contextlib import suppress
 
 from starlette.routing import Route, Router
 
-from headrace.gateway.http import operations
+from headrace.gateway.http import debugging, operations
 from headrace.gateway.http.chat import ChatEndpoint
 from headrace.gateway.http.completions import CompletionEndpoint
 from headrace.gateway.http.errors import error_body, error_headers, internal_error
 from headrace.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGoneError, Exchange, Receive, Scope, Send
+from headrace.gateway.http.guard import AdminGuard
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.surface import Handler, Surface
 from headrace.gateway.http.text_workers import TextWorkers
+from headrace.gateway.http.timelines import server_timing
 from headrace.gateway.http.tokens import DetokenizeEndpoint, TokenizeEndpoint
 from headrace.gateway.ports import ChatEncoder, GenerationService
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.ports import Tokenizer
-from headrace.telemetry.logs import get_logger
+from headrace.protocol.traffic import TrafficPolicy
+from headrace.telemetry.logs import get_logger, set_level
 
 log = get_logger("http")
 
@@ -69,8 +72,9 @@ class Application:
     async def _refuse(self, exchange: Exchange, error: RequestError) -> None:
         if exchange.route in GENERATION_ROUTES:
             _never_failing(self._surface.service.count_rejection, error.code.value.code)
-        body = error_body(error)
-        await exchange.respond(error.code.value.http_status, body, headers=error_headers(error) + exchange.allow_headers())
+        body = error_body(error, exchange.timeline)
+        headers = error_headers(error) + exchange.allow_headers() + server_timing(exchange.timeline or ())
+        await exchange.respond(error.code.value.http_status, body, headers=headers)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -103,11 +107,31 @@ class _Endpoint:
 
 
 def create_app(
-    service: GenerationService, tokenizer: Tokenizer, chat_encoder: ChatEncoder, settings: HttpSettings | None = None
+    service: GenerationService,
+    tokenizer: Tokenizer,
+    chat_encoder: ChatEncoder,
+    settings: HttpSettings | None = None,
+    *,
+    traffic: TrafficPolicy | None = None,
+    stall_threshold_ns: int = 250_000_000,
+    admin_token: str | None = None,
+    ask_log_level: Callable[[str], None] = set_level,
 ) -> Application:
-    """The whole HTTP surface as one ASGI application."""
+    """The whole HTTP surface as one ASGI application. See Surface; `admin_token` None opens /debug to loopback clients."""
     settings = settings or HttpSettings()
-    return Application(Surface(service, tokenizer, chat_encoder, settings, TextWorkers(settings)))
+    return Application(
+        Surface(
+            service,
+            tokenizer,
+            chat_encoder,
+            settings,
+            TextWorkers(settings),
+            traffic or TrafficPolicy(),
+            stall_threshold_ns,
+            AdminGuard(admin_token),
+            ask_log_level,
+        )
+    )
 
 
 def _handlers(surface: Surface) -> dict[str, dict[str, Handler]]:
@@ -123,6 +147,8 @@ def _handlers(surface: Surface) -> dict[str, dict[str, Handler]]:
         "/health/live": {"GET": operations.live(surface)},
         "/health/ready": ready,
         "/metrics": {"GET": operations.metrics(surface)},
+        "/debug/requests": {"GET": debugging.requests(surface)},
+        "/debug/log-level": {"GET": debugging.log_level(surface), "PUT": debugging.set_log_level(surface)},
         "/version": {"GET": operations.version(surface)},
         "/openapi.json": {"GET": operations.openapi(surface)},
         "/docs": {"GET": operations.docs(surface)},

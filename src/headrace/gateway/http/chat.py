@@ -24,6 +24,8 @@ from headrace.gateway.http.schemas import (
 )
 from headrace.gateway.http.sse import ChatChoiceFrames, Envelope
 from headrace.gateway.http.surface import Surface
+from headrace.gateway.http.timelines import header_wish
+from headrace.gateway.http.traffic import origin_of, route_request
 from headrace.gateway.http.unsupported import refuse_unsupported, rows_for
 
 
@@ -43,7 +45,8 @@ class ChatEndpoint:
         request = await self._reader.read(exchange)
         check_model(request.model, surface.service.card)
         refuse_unsupported(request, self._rows)
-        wish = stream_wish(request)
+        wish = stream_wish(request, header_wish(exchange))
+        routing = route_request(request.service_tier, exchange, surface.traffic)
         limits = surface.service.limits()
         num_choices = choice_count(request, surface.settings)
         prompt = await encode_conversation(
@@ -61,24 +64,29 @@ class ChatEndpoint:
             limits=limits,
             settings=surface.settings,
             continues_text=bool(request.continue_final_message),
+            routing=routing,
+            origin=(origin := origin_of(exchange)),
         )
         answer_id, created = "chatcmpl-" + secrets.token_hex(16), int(time.time())
         model = surface.service.card.id
         with answers.submitted(surface.service, specs) as streams:
             if wish.stream:
-                envelope = Envelope("chat.completion.chunk", answer_id, created, model, self._fingerprint, wish.include_usage)
+                envelope = Envelope(
+                    "chat.completion.chunk", answer_id, created, model, self._fingerprint, wish.include_usage, routing.tier
+                )
                 frames = [ChatChoiceFrames(envelope, index) for index in range(num_choices)]
-                writer = answers.EventWriter(exchange, envelope, surface.settings.keep_alive_seconds)
-                await writer.run(streams, frames, num_choices, wish.include_usage)
+                ping_seconds, threshold_ns = surface.settings.keep_alive_seconds, surface.stall_threshold_ns
+                writer = answers.EventWriter(exchange, envelope, ping_seconds, threshold_ns)
+                await writer.run(streams, frames, num_choices, wish, origin)
                 return
-            endings = await answers.collect(exchange, streams)
+            endings = await answers.collect(exchange, streams, wish)
         choices = [
             ChatChoice(index, AnswerMessage("assistant", ending.text), ending.finish_reason, stop_reason=ending.stop_string)
             for index, ending in enumerate(endings)
         ]
         usage = answers.usage_block([ending.usage for ending in endings], num_choices)
         body = ChatCompletion(answer_id, created, model, self._fingerprint, choices, usage)
-        await exchange.respond(200, msgspec.json.encode(body))
+        await answers.respond_whole(exchange, body, routing)
 
 
 async def encode_conversation(

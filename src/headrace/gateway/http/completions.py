@@ -6,8 +6,6 @@ Owns: the endpoint, and the four forms of a prompt. Runs in: gateway. Must not k
 import secrets
 import time
 
-import msgspec
-
 from headrace.gateway.http import answers
 from headrace.gateway.http.bodies import BodyReader
 from headrace.gateway.http.exchange import Exchange
@@ -15,6 +13,8 @@ from headrace.gateway.http.parameters import OutputLimit, check_model, choice_co
 from headrace.gateway.http.schemas import CompletionRequest, StreamOptions, TextChoice, TextCompletion
 from headrace.gateway.http.sse import Envelope, TextChoiceFrames
 from headrace.gateway.http.surface import Surface
+from headrace.gateway.http.timelines import header_wish
+from headrace.gateway.http.traffic import origin_of, route_request
 from headrace.gateway.http.unsupported import not_implemented, refuse_unsupported, rows_for
 from headrace.protocol.errors import RequestError
 
@@ -38,7 +38,8 @@ class CompletionEndpoint:
         request = await self._reader.read(exchange)
         check_model(request.model, surface.service.card)
         refuse_unsupported(request, self._rows)
-        wish = stream_wish(request)
+        wish = stream_wish(request, header_wish(exchange))
+        routing = route_request(request.service_tier, exchange, surface.traffic)
         limits = surface.service.limits()
         num_choices = choice_count(request, surface.settings)
         if request.best_of is not None and request.best_of != num_choices:
@@ -57,6 +58,8 @@ class CompletionEndpoint:
             limits=limits,
             settings=surface.settings,
             continues_text=True,
+            routing=routing,
+            origin=(origin := origin_of(exchange)),
         )
         echoes = await self._echoes(prompts, request) if request.echo else [""] * len(prompts)
         echoes = [echo for echo in echoes for _ in range(num_choices)]
@@ -64,19 +67,22 @@ class CompletionEndpoint:
         model = surface.service.card.id
         with answers.submitted(surface.service, specs) as streams:
             if wish.stream:
-                envelope = Envelope("text_completion", answer_id, created, model, self._fingerprint, wish.include_usage)
+                envelope = Envelope(
+                    "text_completion", answer_id, created, model, self._fingerprint, wish.include_usage, routing.tier
+                )
                 frames = [TextChoiceFrames(envelope, index, echo) for index, echo in enumerate(echoes)]
-                writer = answers.EventWriter(exchange, envelope, surface.settings.keep_alive_seconds)
-                await writer.run(streams, frames, num_choices, wish.include_usage)
+                ping_seconds, threshold_ns = surface.settings.keep_alive_seconds, surface.stall_threshold_ns
+                writer = answers.EventWriter(exchange, envelope, ping_seconds, threshold_ns)
+                await writer.run(streams, frames, num_choices, wish, origin)
                 return
-            endings = await answers.collect(exchange, streams)
+            endings = await answers.collect(exchange, streams, wish)
         choices = [
             TextChoice(index, echoes[index] + ending.text, ending.finish_reason, stop_reason=ending.stop_string)
             for index, ending in enumerate(endings)
         ]
         usage = answers.usage_block([ending.usage for ending in endings], num_choices)
         body = TextCompletion(answer_id, created, model, self._fingerprint, choices, usage)
-        await exchange.respond(200, msgspec.json.encode(body))
+        await answers.respond_whole(exchange, body, routing)
 
     async def _encode(self, prompts: list[Prompt], request: CompletionRequest, vocab_size: int) -> list[list[int]]:
         encode = self._surface.tokenizer.encode

@@ -84,17 +84,31 @@ def _operation(path: str, method: str, item: dict[str, Any], schemas: dict[str, 
     if body:
         content = body["content"]["application/json"]
         example = json.dumps(content["example"], indent=2)
-        command = f"curl http://localhost:8000{path} -H 'Content-Type: application/json' -d '{example}'"
+        verb = "" if method == "post" else f"-X {method.upper()} "
+        command = f"curl {verb}http://localhost:8000{path} -H 'Content-Type: application/json' -d '{example}'"
         yield f"<pre><code>{escape(command)}</code></pre>"
         name = _body_type(item)
         yield f"<details><summary>Fields of {escape(name)}</summary>"
         yield from _fields(schemas[name])
         yield "</details>"
+    yield from _parameters(item.get("parameters", []))
     yield "<details><summary>Answers</summary><div class=scroll><table><tr><th>Status</th><th>Meaning</th><th>Body</th></tr>"
     for status, answer in item["responses"].items():
         bodies = ", ".join(_body_link(media_type, content) for media_type, content in answer["content"].items())
         yield f"<tr><td>{escape(status)}</td><td>{escape(answer['description'])}</td><td>{bodies}</td></tr>"
     yield "</table></div></details></article>"
+
+
+def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
+    shown = [parameter for parameter in parameters if parameter["in"] != "path"]
+    if not shown:
+        return
+    yield "<details><summary>Headers and query</summary><div class=scroll><table>"
+    yield "<tr><th>Name</th><th>In</th><th>Meaning</th></tr>"
+    for parameter in shown:
+        yield f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{escape(parameter['in'])}</td>"
+        yield f"<td>{escape(parameter['description'])}</td></tr>"
+    yield "</table></div></details>"
 
 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:

@@ -1,14 +1,16 @@
 """Errors in OpenAI's shape, and decoding faults in plain words.
 
 Owns: the one function that renders a RequestError. Runs in: gateway. Must not know: routes.
-An error body never repeats what the client sent, and stays below 4 KiB.
+An error body never repeats what the client sent, and stays below 4 KiB, but for the timeline of those who asked for one.
 """
 
 import re
+from typing import Any
 
 import msgspec
 
 from headrace.protocol.errors import ErrorCode, RequestError
+from headrace.telemetry.reports import RequestReport
 
 MAX_MESSAGE_CHARS = 800
 MAX_PARAM_CHARS = 120
@@ -27,18 +29,23 @@ _NAMES = {
 }
 
 
-def error_body(error: RequestError) -> bytes:
-    """`{"error": {message, type, param, code}}` as JSON, bounded whatever the error says."""
+def error_body(error: RequestError, timeline: list[RequestReport] | None = None) -> bytes:
+    """`{"error": {message, type, param, code}}` as JSON, bounded whatever the error says; a timeline beside it if given."""
     status = error.code.value.http_status
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else error.message[:MAX_MESSAGE_CHARS] + " ..."
     param = error.param[:MAX_PARAM_CHARS] if error.param else None
     content = {"message": _encodable(message), "type": kind, "param": param, "code": error.code.value.code}
-    return msgspec.json.encode({"error": content})
+    body: dict[str, Any] = {"error": content}
+    if timeline is not None:
+        body["timeline"] = timeline
+    return msgspec.json.encode(body)
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Retry-After where the error knows when to come again: whole seconds, at least 1."""
+    """Retry-After where the error knows when to come again: whole seconds, at least 1. WWW-Authenticate with a 401."""
+    if error.code is ErrorCode.UNAUTHORIZED:
+        return [(b"www-authenticate", b"Bearer")]
     if error.retry_after_seconds is None:
         return []
     return [(b"retry-after", b"%d" % max(1, error.retry_after_seconds))]

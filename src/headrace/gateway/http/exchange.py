@@ -6,10 +6,12 @@ Owns: reading a body within its bounds, writing an answer, the request id. Runs 
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 from headrace.protocol.errors import ErrorCode, RequestError
+from headrace.telemetry.reports import RequestReport
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,7 +29,10 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """What a handler gets. `route` is the path template for metrics; `status` what was answered, 0 before."""
+    """What a handler gets. `route` is the path template for metrics; `status` what was answered, 0 before.
+
+    `received_ns`: when the body was complete (CLOCK_MONOTONIC), 0 before. `timeline`: what an error's answer tells as well.
+    """
 
     __slots__ = (
         "allowed_methods",
@@ -35,11 +40,13 @@ class Exchange:
         "ignored_fields",
         "method",
         "receive",
+        "received_ns",
         "request_id",
         "route",
         "scope",
         "send",
         "status",
+        "timeline",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,6 +58,8 @@ class Exchange:
         self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.route = "unmatched"
         self.status = 0
+        self.received_ns = 0
+        self.timeline: list[RequestReport] | None = None
         self.ignored_fields = b""
         self.allowed_methods = ""  # set with METHOD_NOT_ALLOWED
 
@@ -64,10 +73,12 @@ class Exchange:
         """The whole body. Raises RequestError for one that is too long or too slow, ClientGoneError when the client goes."""
         try:
             async with asyncio.timeout(within_seconds):
-                return await self._read_parts(max_bytes)
+                body = await self._read_parts(max_bytes)
         except TimeoutError:
             message = f"The request body did not arrive within {within_seconds:g} seconds."
             raise RequestError(message, code=ErrorCode.REQUEST_TIMEOUT) from None
+        self.received_ns = time.monotonic_ns()
+        return body
 
     async def _read_parts(self, max_bytes: int) -> bytes:
         declared = self.headers.get(b"content-length", b"")

@@ -4,19 +4,30 @@ Owns: paths, examples and their words. Runs in: gateway. Must not know: handlers
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from headrace import __version__
 from headrace.gateway.http import schemas
 from headrace.protocol.errors import ErrorCode
+from headrace.telemetry.reports import DebugRequests
 
 GROUPS = {
     "Generate": "Text from a model, whole or as a stream of events.",
     "Models and tokens": "What is served, and how text becomes tokens.",
     "Operate": "For probes, dashboards and people.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A header or a query parameter; all may be left out."""
+
+    name: str
+    place: Literal["header", "query"]
+    description: str
+    kind: str = "string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     example: dict[str, Any] | None = None
     errors: tuple[int, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
 
 
 _GENERATION_ERRORS = (400, 404, 408, 413, 415, 500, 503)
@@ -39,6 +51,23 @@ _STREAM_NOTE = (
     'With "stream": true the answer is text/event-stream: chunks of the same id, the first of each choice with its first text, '
     "the last with its finish_reason, then data: [DONE]. A fault after the start is one event with an error object. "
     "Lines that begin with a colon are comments."
+)
+_GENERATION_HEADERS = (
+    Parameter("x-request-id", "header", "The request's name in answers, logs and timelines; made up when left out."),
+    Parameter("x-headrace-class", "header", "The service class; wins over service_tier. An unknown one is refused."),
+    Parameter("x-headrace-tenant", "header", "Who asks. Names that the configuration does not know share one tenant, other."),
+    Parameter(
+        "x-headrace-timeline",
+        "header",
+        "true: the answer tells the timeline of each choice (streams: one more chunk before [DONE]; else: the member timeline, "
+        "beside error too) and has a header Server-Timing. A stream's headers know only tokenize.",
+    ),
+    Parameter("traceparent", "header", "W3C Trace Context: the request's trace goes on from there."),
+    Parameter("tracestate", "header", "W3C Trace Context."),
+)
+_GUARD_NOTE = (
+    "Open to clients on the server's own machine that ask by a loopback name and through no proxy; when the server has an "
+    "admin token, to whoever sends it as Authorization: Bearer TOKEN, and to nobody else."
 )
 
 OPERATIONS = (
@@ -53,6 +82,7 @@ OPERATIONS = (
         schemas.ChatCompletionRequest,
         {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32},
         _GENERATION_ERRORS,
+        _GENERATION_HEADERS,
     ),
     Operation(
         "post",
@@ -65,6 +95,7 @@ OPERATIONS = (
         schemas.CompletionRequest,
         {"prompt": "Once upon a time", "max_tokens": 32, "seed": 7},
         _GENERATION_ERRORS,
+        _GENERATION_HEADERS,
     ),
     Operation("get", "/v1/models", "Models and tokens", "List the served model", "One entry.", schemas.ModelList),
     Operation(
@@ -119,6 +150,37 @@ OPERATIONS = (
         "get", "/health", "Operate", "Are requests welcome?", "The same as /health/ready.", schemas.HealthReport, errors=(503,)
     ),
     Operation("get", "/metrics", "Operate", "Metrics", "In Prometheus' text format.", "text/plain"),
+    Operation(
+        "get",
+        "/debug/requests",
+        "Operate",
+        "What each request waits for",
+        "Requests that run or wait, the oldest first, and those that ended lately, the newest first, each with its timeline. "
+        "No text of a request is in it. " + _GUARD_NOTE,
+        DebugRequests,
+        errors=(400, 401, 403),
+        parameters=(Parameter("limit", "query", "Most of each kind: 1 to 1000, default 50.", "integer"),),
+    ),
+    Operation(
+        "get",
+        "/debug/log-level",
+        "Operate",
+        "The level of the log",
+        _GUARD_NOTE,
+        schemas.LogLevelReport,
+        errors=(401, 403),
+    ),
+    Operation(
+        "put",
+        "/debug/log-level",
+        "Operate",
+        "Change the level of the log",
+        "In all processes, until the server ends: debug, info, warning or error. " + _GUARD_NOTE,
+        schemas.LogLevelReport,
+        schemas.LogLevelRequest,
+        {"level": "debug"},
+        (400, 401, 403, 408, 413, 415),
+    ),
     Operation("get", "/version", "Operate", "Version", "Of this program.", schemas.VersionReport),
     Operation("get", "/openapi.json", "Operate", "This interface as OpenAPI 3.1", "JSON.", "application/json"),
     Operation("get", "/docs", "Operate", "This page", "HTML, with no script and nothing loaded from elsewhere.", "text/html"),
@@ -126,6 +188,8 @@ OPERATIONS = (
 
 _REASONS = {
     400: "The request is at fault; param names the field.",
+    401: "The admin token is missing or wrong.",
+    403: "Only clients on the server's own machine may ask.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
@@ -167,11 +231,17 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "description": operation.description,
         "responses": {"200": _success(operation)} | {str(status): _failure(operation, status) for status in operation.errors},
     }
-    parameters = [word.strip("{}") for word in operation.path.split("/") if word.startswith("{")]
+    parameters: list[dict[str, Any]] = [
+        {"name": word.strip("{}"), "in": "path", "required": True, "schema": {"type": "string"}}
+        for word in operation.path.split("/")
+        if word.startswith("{")
+    ]
+    parameters += [
+        {"name": item.name, "in": item.place, "description": item.description, "schema": {"type": item.kind}}
+        for item in operation.parameters
+    ]
     if parameters:
-        document["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
-        ]
+        document["parameters"] = parameters
     if operation.body is not None:
         content = {"schema": _reference(operation.body), "example": operation.example}
         document["requestBody"] = {"required": True, "content": {"application/json": content}}

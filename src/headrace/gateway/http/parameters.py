@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from headrace.gateway.deltas import GenerationSpec, ModelCard
+from headrace.gateway.deltas import GenerationSpec, ModelCard, RequestOrigin
 from headrace.gateway.http.schemas import GenerationFields
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.http.traffic import Routing
 from headrace.gateway.http.unsupported import not_implemented
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.messages import WorkerLimits
 from headrace.protocol.sampling import MAX_SEED, SamplingParams, StopConditions
 
-MAX_PRIORITY = 2**31 - 1
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_TOP_K = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOKEN_ID_DIGITS = 12
@@ -30,6 +32,7 @@ class StreamWish:
 
     stream: bool
     include_usage: bool
+    include_timeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,18 @@ class OutputLimit:
     allow_zero: bool = False
 
 
-def stream_wish(fields: GenerationFields) -> StreamWish:
-    """Raise RequestError for stream_options without stream; null and {} ask for nothing."""
+def stream_wish(fields: GenerationFields, timeline: bool = False) -> StreamWish:
+    """Raise RequestError for stream_options without stream; null and {} ask for nothing. `timeline`: a header asks for it."""
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise RequestError("stream_options may be given only when stream is true.", param="stream_options")
     if options is not None and options.continuous_usage_stats:
         raise not_implemented("stream_options.continuous_usage_stats")
-    return StreamWish(stream=bool(fields.stream), include_usage=bool(options and options.include_usage))
+    return StreamWish(
+        stream=bool(fields.stream),
+        include_usage=bool(options and options.include_usage),
+        include_timeline=timeline or bool(options and options.include_timeline),
+    )
 
 
 def choice_count(fields: GenerationFields, settings: HttpSettings) -> int:
@@ -90,6 +97,8 @@ def make_specs(
     limits: WorkerLimits,
     settings: HttpSettings,
     continues_text: bool,
+    routing: Routing,
+    origin: RequestOrigin,
 ) -> list[GenerationSpec]:
     """One specification for each choice: prompts outside, answers inside. `continues_text`: see GenerationSpec.
 
@@ -101,7 +110,7 @@ def make_specs(
         raise RequestError(message, param="n")
     sampling = _sampling(fields, card, limits)
     stop_strings = _stop_strings(fields.stop, settings)
-    priority = _bounded("priority", fields.priority, MAX_PRIORITY)
+    priority = _priority(fields.priority)
     cache_salt = _cache_salt(fields.cache_salt)
     specs = []
     for number, prompt in enumerate(prompts):
@@ -118,8 +127,11 @@ def make_specs(
                 include_stop_string=bool(fields.include_stop_str_in_output),
                 skip_special_tokens=fields.skip_special_tokens is not False,
                 continues_text=continues_text,
+                tenant_id=routing.tenant_id,
                 priority=priority,
                 cache_salt=cache_salt,
+                service_class=routing.service_class,
+                origin=replace(origin, choice_index=number * count + choice),
             )
             for choice in range(count)
         ]
@@ -145,8 +157,8 @@ def _sampling(fields: GenerationFields, card: ModelCard, limits: WorkerLimits) -
         frequency_penalty=first(fields.frequency_penalty, 0.0),
         logit_bias=_logit_bias(fields.logit_bias),
     )
-    if params.top_k > MAX_PRIORITY:
-        raise RequestError(f"top_k must be at most {MAX_PRIORITY}.", param="top_k")
+    if params.top_k > MAX_TOP_K:
+        raise RequestError(f"top_k must be at most {MAX_TOP_K}.", param="top_k")
     params.validate(limits.vocab_size)
     return params
 
@@ -210,9 +222,9 @@ def _max_tokens(num_prompt_tokens: int, output: OutputLimit, limits: WorkerLimit
     raise RequestError(message, code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, param=param)
 
 
-def _bounded(name: str, value: int | None, limit: int) -> int:
-    if value is not None and abs(value) > limit:
-        raise RequestError(f"{name} must lie between {-limit} and {limit}.", param=name)
+def _priority(value: int | None) -> int:
+    if value is not None and not MIN_PRIORITY <= value <= MAX_PRIORITY:
+        raise RequestError(f"priority must lie between {MIN_PRIORITY} and {MAX_PRIORITY}.", param="priority")
     return value or 0
 
 

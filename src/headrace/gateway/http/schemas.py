@@ -9,7 +9,11 @@ None always means "not said". Fields of type Any are known but not implemented: 
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
+
+from headrace.telemetry.reports import RequestReport
+
+TIMELINE_NOTE = "Of each choice; only when the header x-headrace-timeline asks for it."
 
 
 def _range(low: float, high: float, description: str) -> Meta:
@@ -21,6 +25,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: Annotated[
         bool | None, Meta(description='One more chunk before [DONE], with "choices": [] and the usage.')
+    ] = None
+    include_timeline: Annotated[
+        bool | None, Meta(description='One more chunk before [DONE], with "choices": [] and each choice\'s timeline.')
     ] = None
     include_obfuscation: Annotated[bool | None, Meta(description="Accepted; no padding is ever added.")] = None
     continuous_usage_stats: Annotated[bool | None, Meta(description="Not implemented: only false is taken.")] = None
@@ -49,14 +56,22 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream_options: Annotated[StreamOptions | None, Meta(description="Only together with stream.")] = None
     include_stop_str_in_output: Annotated[bool | None, Meta(description="Keep the stop string in the text.")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave control tokens out of the text; default true.")] = None
-    priority: Annotated[int | None, Meta(description="Lower is served first; default 0.")] = None
+    priority: Annotated[
+        int | None, Meta(description="Within its service class, lower is served first; default 0; a 32-bit number.")
+    ] = None
     cache_salt: Annotated[str | None, Meta(description="Share cached prefixes only with requests of the same salt.")] = None
     user: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None
     safety_identifier: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None
     metadata: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None
     spaces_between_special_tokens: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None
     length_penalty: Annotated[Any, Meta(description="Accepted; belongs to beam search.")] = None
-    service_tier: Annotated[Any, Meta(description="auto or default.")] = None
+    service_tier: Annotated[
+        str | None,
+        Meta(
+            description="priority: the most urgent service class; flex or scale: the least urgent one; auto or default: the "
+            "default one. The answer names the one used."
+        ),
+    ] = None
     logprobs: Annotated[Any, Meta(description="Not implemented.")] = None
     top_logprobs: Annotated[Any, Meta(description="Not implemented.")] = None
     prompt_logprobs: Annotated[Any, Meta(description="Not implemented.")] = None
@@ -243,6 +258,8 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: UsageBlock
     object: str = "chat.completion"
+    service_tier: str | UnsetType = UNSET
+    timeline: Annotated[list[RequestReport] | UnsetType, Meta(description=TIMELINE_NOTE)] = UNSET
 
 
 class TextChoice(msgspec.Struct):
@@ -265,6 +282,8 @@ class TextCompletion(msgspec.Struct):
     choices: list[TextChoice]
     usage: UsageBlock
     object: str = "text_completion"
+    service_tier: str | UnsetType = UNSET
+    timeline: Annotated[list[RequestReport] | UnsetType, Meta(description=TIMELINE_NOTE)] = UNSET
 
 
 class ModelEntry(msgspec.Struct):
@@ -299,6 +318,18 @@ class VersionReport(msgspec.Struct):
     version: str
 
 
+class LogLevelRequest(msgspec.Struct):
+    """Body of PUT /debug/log-level."""
+
+    level: Annotated[str, Meta(description="debug, info, warning or error.")]
+
+
+class LogLevelReport(msgspec.Struct):
+    """The least level of lines that are logged: debug, info, warning or error."""
+
+    level: str
+
+
 class ErrorDetail(msgspec.Struct):
     """What went wrong. param names the field at fault."""
 
@@ -312,3 +343,6 @@ class ErrorResponse(msgspec.Struct):
     """Body of every answer that is not a success."""
 
     error: ErrorDetail
+    timeline: Annotated[
+        list[RequestReport] | UnsetType, Meta(description="Of requests that had begun, when it was asked for.")
+    ] = UNSET

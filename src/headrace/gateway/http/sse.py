@@ -9,6 +9,7 @@ concatenation. Frames follow the "text/event-stream" format of the HTML standard
 import msgspec
 
 from headrace.gateway.http.schemas import UsageBlock
+from headrace.telemetry.reports import RequestReport
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -30,20 +31,36 @@ def json_text(text: str) -> bytes:
 
 
 class Envelope:
-    """What all chunks of one answer share: id, time, model. `object_name` tells the endpoints apart."""
+    """What all chunks of one answer share: id, time, model. `object_name` tells the endpoints apart.
+
+    `service_tier`: named in every chunk when it was spoken of.
+    """
 
     __slots__ = ("head", "usage_tail")
 
     def __init__(
-        self, object_name: str, answer_id: str, created: int, model: str, fingerprint: str, include_usage: bool
+        self,
+        object_name: str,
+        answer_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        include_usage: bool,
+        service_tier: str | None = None,
     ) -> None:
-        fields = {"id": answer_id, "object": object_name, "created": created, "model": model}
+        fields: dict[str, str | int] = {"id": answer_id, "object": object_name, "created": created, "model": model}
+        if service_tier is not None:
+            fields["service_tier"] = service_tier
         self.head = b"data: " + _encode(fields | {"system_fingerprint": fingerprint})[:-1] + b","
         self.usage_tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def usage_event(self, usage: UsageBlock) -> bytes:
         """The chunk before [DONE] for those who asked for it."""
         return self.head + b'"choices":[],"usage":' + _encode(usage) + b"}\n\n"
+
+    def timeline_event(self, reports: list[RequestReport]) -> bytes:
+        """The last chunk before [DONE], also after an error, for those who asked for it."""
+        return self.head + b'"choices":[],"timeline":' + _encode(reports) + self.usage_tail
 
 
 class ChatChoiceFrames:

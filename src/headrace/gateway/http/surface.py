@@ -9,24 +9,33 @@ from dataclasses import dataclass
 
 from headrace import __version__
 from headrace.gateway.http.exchange import Exchange
+from headrace.gateway.http.guard import AdminGuard
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.text_workers import TextWorkers
 from headrace.gateway.ports import ChatEncoder, GenerationService
 from headrace.protocol.errors import RequestError
 from headrace.protocol.ports import Tokenizer
+from headrace.protocol.traffic import TrafficPolicy
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Handed to each endpoint when the application is made."""
+    """Handed to each endpoint when the application is made.
+
+    `stall_threshold_ns`: a client that takes nothing for so long stalls its request. `ask_log_level`: for all processes.
+    """
 
     service: GenerationService
     tokenizer: Tokenizer
     chat_encoder: ChatEncoder
     settings: HttpSettings
     text_workers: TextWorkers
+    traffic: TrafficPolicy
+    stall_threshold_ns: int
+    guard: AdminGuard
+    ask_log_level: Callable[[str], None]
 
     @property
     def fingerprint(self) -> str:

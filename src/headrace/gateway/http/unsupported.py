@@ -32,7 +32,6 @@ def _one_of(*allowed: Any) -> Passes:
 
 # Values that pass, by field. Fields shared by both endpoints stand here once.
 PASSES: dict[str, Passes] = {
-    "service_tier": _one_of("auto", "default"),
     "logprobs": _false,
     "top_logprobs": _one_of(0),
     "prompt_logprobs": _none,

@@ -10,12 +10,14 @@ import re
 import warnings
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from headrace.loadtest.report.palette import stand_in, with_variables
+from headrace.loadtest.report.palette import COLOURS, stand_in, with_variables
 
 WIDTH_INCHES = 6.6
 WIDE_INCHES = 12.0
+PICTURE_KINDS = ("svg", "png")
 
 
 class ChartsUnavailableError(Exception):
@@ -77,6 +79,28 @@ def draw_svg(
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _embeddable(buffer.getvalue(), title, description)
+
+
+def save_figure(path: Path, draw: Callable[[Any], None], *, width_inches: float, height_inches: float) -> None:
+    """Draw on a fresh figure and save it by itself, in light colours, as .svg or .png; the same drawing gives the same bytes.
+
+    Raises ChartsUnavailableError, ValueError for another ending, OSError.
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in PICTURE_KINDS:
+        raise ValueError(f"{path}: a picture's name ends in .{' or .'.join(PICTURE_KINDS)}")
+    require_charts()
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lights = {colour.stand_in: colour.light for colour in COLOURS.values()}
+    style = {name: lights.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()}
+    with mpl.rc_context({**style, "figure.facecolor": COLOURS["surface"].light}):
+        figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.savefig(path, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
 
 
 def _embeddable(svg: str, title: str, description: str) -> str:

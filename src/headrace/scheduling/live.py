@@ -1,0 +1,60 @@
+"""Every live sequence, and the one place in which it is: running or waiting.
+
+Owns: LiveSequences. Runs in: worker, tests, simulation. Must not know: blocks, budgets, events.
+"""
+
+from headrace.protocol.lifecycle import RequestState
+from headrace.scheduling.sequence import Sequence
+from headrace.scheduling.waiting import Deadlines, RankedSequences, WaitingQueue
+
+
+class LiveSequences:
+    """Sequences by id, those that run by rank, those that wait in order of service, and how many there are of each class."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.by_id: dict[int, Sequence] = {}
+        self.running = RankedSequences()
+        self.waiting = WaitingQueue()
+        self.deadlines = Deadlines()
+        self.num_running_by_class = [0] * num_classes
+        self.num_waiting_by_class = [0] * num_classes
+
+    def add(self, sequence: Sequence) -> None:
+        """A newcomer waits."""
+        self.by_id[sequence.request_id] = sequence
+        self.waiting.add_newcomer(sequence)
+        self.num_waiting_by_class[sequence.class_index] += 1
+        self.deadlines.add(sequence)
+
+    def admit(self, sequence: Sequence) -> None:
+        """One that waited runs."""
+        self.waiting.remove(sequence)
+        self.running.add(sequence)
+        self.num_waiting_by_class[sequence.class_index] -= 1
+        self.num_running_by_class[sequence.class_index] += 1
+
+    def preempt(self, sequence: Sequence) -> None:
+        """One that ran waits."""
+        self.running.remove(sequence)
+        self.waiting.add_preempted(sequence)
+        self.num_running_by_class[sequence.class_index] -= 1
+        self.num_waiting_by_class[sequence.class_index] += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """It ends, wherever it stands; its state still says where."""
+        if sequence.state is RequestState.RUNNING:
+            self.running.remove(sequence)
+            self.num_running_by_class[sequence.class_index] -= 1
+        else:
+            self.waiting.remove(sequence)
+            self.num_waiting_by_class[sequence.class_index] -= 1
+        self.deadlines.remove(sequence)
+        del self.by_id[sequence.request_id]
+
+    def of_ring(self, reply_ring: int, below_request_id: int) -> list[Sequence]:
+        """The sequences of this ring with ids below the given one."""
+        return [
+            sequence
+            for sequence in self.by_id.values()
+            if sequence.request.reply_ring == reply_ring and sequence.request_id < below_request_id
+        ]

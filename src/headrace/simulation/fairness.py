@@ -1,0 +1,86 @@
+"""How evenly tenants were served while they competed.
+
+Owns: Fairness, jain_index, fairness_of. Runs in: simulator. Must not know: policies, how requests are drawn.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from headrace.simulation.engine import PrefillChunk
+from headrace.simulation.requests import FinishedRequest
+
+OUTPUT_WEIGHT = 2.0  # an output token counts as so many prompt tokens (VTC, Sheng et al., OSDI 2024, section 5)
+Interval = tuple[int, int]
+
+
+class Fairness(msgspec.Struct, frozen=True, kw_only=True):
+    """Over windows in which two or more tenants were backlogged: had a request that waited, from begin to end.
+
+    Jain's index (Jain, Chiu and Hawe, DEC-TR-301, 1984) of service / weight over those tenants: 1 when all got their share,
+    1/n when one of n got everything. Service is prompt tokens computed for the first time, and output tokens twice. None
+    without such a window.
+    """
+
+    num_windows: int
+    jain_mean: float | None
+    jain_least: float | None
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """(sum x)^2 / (n * sum x^2), in 1/n .. 1; 1 where nobody got anything. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no value, no index")
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def fairness_of(
+    finished: Sequence[FinishedRequest],
+    chunks: Iterable[PrefillChunk],
+    weights: Mapping[str, float],
+    window_ns: int,
+    end_ns: int,
+) -> Fairness:
+    """Of tenants by their own name; a tenant without a weight counts with 1."""
+    waiting: dict[str, list[Interval]] = defaultdict(list)
+    service: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for item in finished:
+        until_ns = item.first_scheduled_ns if item.first_scheduled_ns >= 0 else item.end_ns
+        waiting[item.request.tenant_id].append((item.arrival_ns, until_ns))
+    if len(waiting) > 1:
+        tenants = {item.request.index: item.request.tenant_id for item in finished}
+        for chunk in chunks:
+            service[tenants[chunk.index]][chunk.end_ns // window_ns] += chunk.num_tokens
+        for item in finished:
+            served = service[item.request.tenant_id]
+            for at_ns in item.token_ns:
+                served[at_ns // window_ns] += OUTPUT_WEIGHT
+    backlogged = {name: _full_windows(merged(intervals), window_ns) for name, intervals in waiting.items()}
+    indices = []
+    for window in range(end_ns // window_ns):
+        names = sorted(name for name, windows in backlogged.items() if window in windows)
+        if len(names) > 1:
+            indices.append(jain_index([service[name][window] / weights.get(name, 1.0) for name in names]))
+    return Fairness(
+        num_windows=len(indices),
+        jain_mean=sum(indices) / len(indices) if indices else None,
+        jain_least=min(indices, default=None),
+    )
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of intervals, as disjoint ones in order; those that touch are one."""
+    union: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
+        else:
+            union.append((begin, end))
+    return union
+
+
+def _full_windows(intervals: Iterable[Interval], window_ns: int) -> set[int]:
+    """Numbers of the windows that lie in one interval whole."""
+    return {window for begin, end in intervals for window in range(-(-begin // window_ns), end // window_ns)}
