@@ -6,6 +6,7 @@ Must not know: the scheduler's insides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import GenerationRequest, TokenEvent, Usage
@@ -43,10 +44,11 @@ def make_request(
     cache_salt: str = "",
     reply_ring: int = 0,
     service_class: str = "standard",
+    tenant_id: str = "default",
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
-        tenant_id="default",
+        tenant_id=tenant_id,
         priority=priority,
         prompt_token_ids=list(prompt),
         sampling=SamplingParams(temperature=temperature, seed=seed),
@@ -104,6 +106,8 @@ class Driver:
         enable_prefix_caching: bool = True,
         priority_aging_ns: int = 60_000_000_000,
         stall_threshold_ns: int = 250_000_000,
+        min_chunk_tokens: int = 1,
+        **config: Any,
     ) -> None:
         self.spec = spec or make_spec()
         self.config = SchedulerConfig(
@@ -113,6 +117,8 @@ class Driver:
             enable_prefix_caching,
             priority_aging_ns,
             stall_threshold_ns=stall_threshold_ns,
+            min_chunk_tokens=min_chunk_tokens,
+            **config,
         )
         self.scheduler = Scheduler(self.config, self.spec)
         self.executor = FakeExecutor(self.spec)
@@ -153,6 +159,8 @@ class Driver:
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(plan.rows) <= self.config.max_num_seqs
         assert plan.rows or not self.scheduler.has_work
+        expiry_ns = self.scheduler.next_expiry_ns
+        assert expiry_ns is None or expiry_ns > self.clock.now_ns(), "somebody's time is over and it is still live"
         self.scheduler.check_integrity()
         self.plans.append(plan)
         return plan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings, target
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
 
 from headrace.kvcache import BlockTable, KVCacheManager
 from headrace.kvcache.block import num_blocks_for, slot_of
@@ -49,6 +49,7 @@ class ManagerMachine(RuleBasedStateMachine):
         # What was written to each slot: the salt and all tokens up to it, since a KV entry depends on everything before.
         self.memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.live: list[Held] = []
+        self.refused: list[tuple[Held, int]] = []  # with the spare blocks that were asked for
         self.num_hits = 0
         self.now_ns = 0
         self.num_evictions_taken = 0
@@ -56,7 +57,37 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(target=held, tokens=TOKENS, salt=SALTS, num_spare=st.integers(0, 3))
     def admit(self, tokens: list[int], salt: str, num_spare: int) -> object:
         held = Held(BlockTable(salt), [*tokens, 0])
-        return held if self._admit(held, num_spare) else multiple()
+        if self._admit(held, num_spare):
+            return held
+        self.refused = [*self.refused[-2:], (held, num_spare)]
+        return multiple()
+
+    @precondition(lambda self: self.refused)
+    @rule(target=held, data=st.data())
+    def ask_again(self, data: st.DataObject) -> object:
+        """What the manager remembers of a table that was refused changes nothing: it is answered as a new one would be."""
+        held, num_spare = data.draw(st.sampled_from(self.refused))
+        fresh = BlockTable(held.table.cache_salt)
+        nodes = list(self.manager.match(fresh, held.token_ids))
+        assert [id(node) for node in self.manager.match(held.table, held.token_ids)] == [id(node) for node in nodes]
+        num_missing = self.manager.num_missing_blocks(fresh, held.token_ids, num_spare)
+        if not self._admit(held, num_spare):
+            assert num_missing > 0
+            return multiple()
+        assert num_missing == 0
+        self.refused.remove((held, num_spare))
+        return held
+
+    @precondition(lambda self: self.refused)
+    @rule(held=consumes(held), num_spare=st.integers(0, 12))
+    def make_way(self, held: Held, num_spare: int) -> None:
+        """A release makes exactly as many blocks available to another as was said before."""
+        other = self.refused[-1][0]
+        before = self.manager.num_missing_blocks(other.table, other.token_ids, num_spare)
+        num_released = self.manager.num_released_blocks(held.table, other.table)
+        self.release(held)
+        if before:
+            assert self.manager.num_missing_blocks(other.table, other.token_ids, num_spare) == max(0, before - num_released)
 
     def _admit(self, held: Held, num_spare: int) -> bool:
         before = self.manager.statistics()
@@ -101,6 +132,9 @@ class ManagerMachine(RuleBasedStateMachine):
             assert num_blocks_for(num_tokens, self.block_size) - len(before) > self.manager.num_available_blocks
 
     @rule(held=consumes(held))
+    def let_go(self, held: Held) -> None:
+        self.release(held)
+
     def release(self, held: Held) -> None:
         self.manager.release(held.table)
         assert held.table.block_ids == []

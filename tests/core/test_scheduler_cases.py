@@ -236,7 +236,7 @@ def test_coming_back_from_preemption_is_no_prefix_query() -> None:
 
 def test_a_prompt_never_makes_a_stream_wait() -> None:
     """INV-15: rows that draw from a single token come first, in every step, however long the prompts beside them."""
-    driver = Driver(make_spec(num_blocks=200), max_num_seqs=4, max_num_batched_tokens=8)
+    driver = Driver(make_spec(num_blocks=400, block_size=1), max_num_seqs=4, max_num_batched_tokens=8)
     driver.add(make_request(0, max_tokens=40), make_request(1, prompt(1, 100)), make_request(2, prompt(2, 100)))
     driver.run()
     steps = driver.outcomes[0].event_steps
@@ -244,11 +244,21 @@ def test_a_prompt_never_makes_a_stream_wait() -> None:
     assert max(plan.num_tokens for plan in driver.plans) == 8
 
 
-def test_prompt_chunks_fill_the_budget_in_order() -> None:
-    driver = Driver(make_spec(num_blocks=200), max_num_seqs=3, max_num_batched_tokens=10)
+@pytest.mark.parametrize(
+    ("min_chunk_tokens", "rows"),
+    [
+        (2, [[(0, 4), (1, 4)], [(0, 4), (1, 5)], [(1, 1), (0, 5)], [(0, 1)], [(0, 1)]]),
+        (6, [[(0, 8)], [(0, 5)], [(0, 1), (1, 9)], [(0, 1), (1, 1)]]),
+    ],
+)
+def test_prompts_share_the_budget_and_join_while_it_has_a_chunk_for_each(
+    min_chunk_tokens: int, rows: list[list[tuple[int, int]]]
+) -> None:
+    """In whole blocks of 4, where a share does not end its prompt."""
+    driver = Driver(make_spec(num_blocks=200), max_num_seqs=3, max_num_batched_tokens=10, min_chunk_tokens=min_chunk_tokens)
     driver.add(make_request(0, prompt(0, 13), max_tokens=3), make_request(1, prompt(1, 9), max_tokens=2))
     driver.run()
-    assert [rows_of(plan) for plan in driver.plans] == [[(0, 10)], [(0, 3), (1, 7)], [(0, 1), (1, 2)], [(0, 1), (1, 1)]]
+    assert [rows_of(plan) for plan in driver.plans] == rows
 
 
 def test_cached_tokens_are_counted_once() -> None:
@@ -316,11 +326,13 @@ def test_eos_min_tokens_and_ignore_eos() -> None:
 def test_deadlines_end_waiting_and_running_requests() -> None:
     driver = Driver(max_num_seqs=1)
     now_ns = driver.clock.now_ns()
-    driver.add(make_request(0, max_tokens=50, deadline_ns=now_ns + 5_000_000), make_request(1, deadline_ns=now_ns + 2_000_000))
-    driver.add(make_request(2, deadline_ns=now_ns + 500_000_000))
+    driver.add(make_request(0, max_tokens=50, deadline_ns=now_ns + 5_000_000))
+    driver.step()
+    driver.add(make_request(1, deadline_ns=now_ns + 3_000_000), make_request(2, deadline_ns=now_ns + 500_000_000))
     driver.run()
     assert end_of(driver.outcomes[1]) == (0, FinishReason.DEADLINE)
-    assert driver.outcomes[1].event_steps == [1]
+    assert driver.outcomes[1].event_steps == [2]
+    assert "deadline" in driver.outcomes[1].error_message
     assert end_of(driver.outcomes[0]) == (4, FinishReason.DEADLINE)
     assert end_of(driver.outcomes[2]) == (4, FinishReason.LENGTH)
     assert 1 not in {row.request_id for plan in driver.plans for row in plan.rows}

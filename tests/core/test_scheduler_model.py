@@ -5,10 +5,60 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headrace.protocol.lifecycle import FinishReason
-from headrace.protocol.step import StepFailure
+from headrace.protocol.step import StepFailure, StepPlan
+from headrace.protocol.traffic import DEFAULT_TENANT, OTHER_TENANT, ServiceClass, Tenant, TrafficPolicy
+from headrace.scheduling.prefill_budget import Lineup
+from headrace.scheduling.sequence import Sequence
 from tests.core.driver import Driver, alone, make_request, make_spec
 
 PROMPTS = st.lists(st.integers(2, 4), min_size=1, max_size=20)
+
+MS = 1_000_000
+
+
+def traffic(queue_timeout_ms: int, tbt_target_ms: int) -> TrafficPolicy:
+    """Three levels; the middle class has a limit of its time in the queue, the highest a target between tokens."""
+    classes = (
+        ServiceClass(name="interactive", level=0, weight=4.0, ttft_target_ms=5, tbt_target_ms=tbt_target_ms),
+        ServiceClass(name="standard", level=1, ttft_target_ms=20, tbt_target_ms=0, queue_timeout_ms=queue_timeout_ms),
+        ServiceClass(name="batch", level=2, ttft_target_ms=100, tbt_target_ms=0),
+    )
+    tenants = (Tenant(name=DEFAULT_TENANT), Tenant(name=OTHER_TENANT), Tenant(name="heavy", weight=3.0))
+    return TrafficPolicy(classes=classes, tenants=tenants)
+
+
+class PlacementWatch:
+    """Sees who joins and who gives way in each step of a scheduler, and checks that it was right."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._placement = driver.scheduler._planner._placement
+        self._rules = driver.scheduler._rules
+        self._joined: set[int] = set()
+        self._victim_levels: list[int] = []  # of those who gave way, and for whom nobody has joined yet
+        self._inner_join, self._inner_preempt = self._placement.join, self._placement.preempt
+        self._placement.join = self._join  # type: ignore[method-assign]
+        self._placement.preempt = self._preempt  # type: ignore[method-assign]
+        self.num_claim_preemptions = 0
+
+    def end_step(self) -> None:
+        assert not self._victim_levels, "somebody was thrown out in vain"
+        self._joined.clear()
+
+    def _join(self, sequence: Sequence, num_spare_blocks: int, now_ns: int) -> bool:
+        has_joined = self._inner_join(sequence, num_spare_blocks, now_ns)
+        if has_joined:
+            assert all(level > sequence.claim.level for level in self._victim_levels), "an equal or higher claim gave way"
+            self._victim_levels.clear()
+            self._joined.add(sequence.request_id)
+        return has_joined
+
+    def _preempt(self, sequence: Sequence, now_ns: int, *, by_claim: bool) -> None:
+        assert sequence.request_id not in self._joined, "joined and thrown out in one step"
+        if by_claim:
+            self._victim_levels.append(sequence.claim.level)
+            self.num_claim_preemptions += 1
+        self._inner_preempt(sequence, now_ns, by_claim=by_claim)
+        assert sequence.claim.num_claim_preemptions <= self._rules.max_num_claim_preemptions
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -21,9 +71,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(0, 12),
         caching=st.booleans(),
         stall_threshold_ms=st.integers(1, 12),
+        min_chunk_tokens=st.integers(1, 6),
+        policy=st.sampled_from(["headrace", "headrace", "fcfs"]),
+        class_aging_ms=st.sampled_from([4, 15, 1000]),
+        queue_timeout_ms=st.sampled_from([0, 10, 40]),
+        tbt_target_ms=st.sampled_from([0, 4, 30]),
+        step_time_budget=st.booleans(),
     )
-    def start(
-        self, block_size: int, num_blocks: int, max_num_seqs: int, budget: int, caching: bool, stall_threshold_ms: int
+    def start(  # type: ignore[no-untyped-def]
+        self,
+        block_size,
+        num_blocks,
+        max_num_seqs,
+        budget,
+        caching,
+        stall_threshold_ms,
+        min_chunk_tokens,
+        policy,
+        class_aging_ms,
+        queue_timeout_ms,
+        tbt_target_ms,
+        step_time_budget,
     ) -> None:
         self.driver = Driver(
             make_spec(num_blocks=num_blocks, block_size=block_size),
@@ -32,8 +100,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=40,
             enable_prefix_caching=caching,
             priority_aging_ns=3_000_000,
-            stall_threshold_ns=stall_threshold_ms * 1_000_000,
+            stall_threshold_ns=stall_threshold_ms * MS,
+            min_chunk_tokens=min_chunk_tokens,
+            policy=policy,
+            class_aging_ns=class_aging_ms * MS,
+            traffic=traffic(queue_timeout_ms, tbt_target_ms),
+            step_time_budget=step_time_budget,
         )
+        self.watch = PlacementWatch(self.driver)
+        self.is_fcfs = policy == "fcfs"
         self.next_id = 0
         self.num_duplicates = 0
 
@@ -46,10 +121,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         lives_ms=st.sampled_from([0, 0, 0, 0, 4, 12]),
         reply_ring=st.integers(0, 1),
         arrival_offset_ns=st.integers(-5_000_000, 0),
-        service_class=st.sampled_from(["interactive", "batch", "unheard of"]),
+        service_class=st.sampled_from(["interactive", "standard", "batch", "batch", "unheard of"]),
+        tenant_id=st.sampled_from(["default", "heavy", "heavy", "nobody we know"]),
     )
     def add(  # type: ignore[no-untyped-def]
-        self, prompt, max_tokens, min_tokens, ignore_eos, priority, lives_ms, reply_ring, arrival_offset_ns, service_class
+        self,
+        prompt,
+        max_tokens,
+        min_tokens,
+        ignore_eos,
+        priority,
+        lives_ms,
+        reply_ring,
+        arrival_offset_ns,
+        service_class,
+        tenant_id,
     ) -> None:
         now_ns = self.driver.clock.now_ns()
         self.driver.add(
@@ -64,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 deadline_ns=now_ns + lives_ms * 1_000_000 if lives_ms else 0,
                 reply_ring=reply_ring,
                 service_class=service_class,
+                tenant_id=tenant_id,
             )
         )
         self.next_id += 1
@@ -109,19 +196,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self._step_with_progress()
 
-    def _step_with_progress(self) -> None:
-        """INV-9: of the sequences that run, the first in rank has a row in every step, and is not preempted."""
+    def _schedule(self) -> StepPlan:
+        """INV-9: of the sequences that run, the first in rank has a row in every step, and so has the first prompt.
+
+        What prompts get together is within the step's budget for them.
+        """
         scheduler = self.driver.scheduler
         plan = self.driver.schedule()
+        self.watch.end_step()
         if plan.rows:
-            first = scheduler._live.running[0]
-            assert first.request_id in {row.request_id for row in plan.rows}
+            lineup = Lineup(scheduler._live.running)
+            planned = {row.request_id for row in plan.rows}
+            assert scheduler._live.running[0].request_id in planned
+            assert {sequence.request_id for sequence in [*lineup.streams, *lineup.prompts[:1]]} <= planned
+            num_prefill_tokens = plan.num_tokens - len(lineup.streams)
+            assert num_prefill_tokens <= scheduler._planner.prefill.num_tokens(lineup)
+        return plan
+
+    def _step_with_progress(self) -> None:
+        plan = self._schedule()
+        if plan.rows:
             self.driver.apply(plan, self.driver.executor.execute(plan))
 
     @rule(data=st.data())
     def cancel_in_flight(self, data: st.DataObject) -> None:
         """INV-13, between schedule and execute: the row is computed, in memory nobody else gets; its token is dropped."""
-        plan = self.driver.schedule()
+        plan = self._schedule()
         if not plan.rows:
             return
         victims = data.draw(st.sets(st.sampled_from([row.request_id for row in plan.rows])))
@@ -135,7 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail_row(self, data: st.DataObject) -> None:
         """A row that fails ends its request alone."""
-        plan = self.driver.schedule()
+        plan = self._schedule()
         if not plan.rows:
             return
         request_id = data.draw(st.sampled_from([row.request_id for row in plan.rows]))
@@ -147,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def fail_step(self) -> None:
         """INV-17: a step that fails ends its rows' requests; the others live on."""
-        plan = self.driver.schedule()
+        plan = self._schedule()
         if not plan.rows:
             return
         live_before = {i for i, outcome in self.driver.outcomes.items() if outcome.finish_reason is None}
@@ -169,7 +269,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         driver.run(max_steps=2 * bound)
         statistics = driver.scheduler.statistics()
         assert statistics.num_duplicates == self.num_duplicates
-        assert statistics.num_preemptions <= statistics.num_generated_tokens  # one needs a block for a token drawn before
+        assert statistics.num_claim_preemptions == self.watch.num_claim_preemptions
+        assert not (self.is_fcfs and statistics.num_claim_preemptions)
+        num_for_memory = statistics.num_preemptions - statistics.num_claim_preemptions
+        assert num_for_memory <= statistics.num_generated_tokens  # one needs a block for a token drawn before
         max_model_len = driver.scheduler.limits.max_model_len
         for request_id, outcome in driver.outcomes.items():
             request = driver.requests[request_id]

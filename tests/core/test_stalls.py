@@ -117,7 +117,8 @@ def test_in_the_queue_no_blocks() -> None:
 
 
 def test_in_the_queue_no_budget() -> None:
-    driver = Driver(max_num_batched_tokens=16)
+    """A chunk of the one and the whole other prompt are more than the step holds."""
+    driver = Driver(max_num_batched_tokens=16, min_chunk_tokens=16)
     driver.add(request(driver, 0, 128))
     step(driver, 10)
     driver.add(request(driver, 1))
@@ -383,7 +384,7 @@ def test_running_and_waiting_by_class() -> None:
     assert driver.scheduler.statistics().num_waiting_by_class == (2, 2, 2)
     step(driver, 10)
     statistics = driver.scheduler.statistics()
-    assert (statistics.num_running_by_class, statistics.num_waiting_by_class) == ((1, 0, 1), (1, 2, 1))
+    assert (statistics.num_running_by_class, statistics.num_waiting_by_class) == ((2, 0, 0), (0, 2, 2))
     driver.run()
     statistics = driver.scheduler.statistics()
     assert statistics.num_running_by_class == statistics.num_waiting_by_class == (0, 0, 0)

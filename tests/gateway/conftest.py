@@ -21,6 +21,7 @@ from headrace.protocol.messages import (
     WorkerLimits,
 )
 from headrace.protocol.sampling import SamplingParams, StopConditions
+from headrace.protocol.traffic import TrafficPolicy
 from headrace.telemetry.accumulate import Histogram, HistogramFamily
 from headrace.telemetry.export import MetricsExporter
 from headrace.telemetry.meters import GatewayMeters
@@ -103,13 +104,16 @@ class FakeReceiver:
 class Gateway:
     """The service and everything around it that a test turns."""
 
-    def __init__(self, tokenizer, *, max_in_flight=100, max_queued_prompt_tokens=100_000):
+    def __init__(self, tokenizer, *, max_in_flight=100, max_queued_prompt_tokens=100_000, traffic=None, **limits):
         self.clock = ManualClock()
         self.ring = FakeRing()
         self.receiver = FakeReceiver()
-        self.meters = GatewayMeters()
+        self.traffic = traffic or TrafficPolicy()
+        self.meters = GatewayMeters(traffic=self.traffic)
         self.status = {"heartbeat_ns": self.clock.now_ns()}
-        self.admission = AdmissionControl(AdmissionLimits(max_in_flight, max_queued_prompt_tokens))
+        self.admission = AdmissionControl(
+            AdmissionLimits(max_in_flight, max_queued_prompt_tokens, traffic=self.traffic, **limits)
+        )
         self.worker_view = WorkerView(lambda: self.status, 30.0)
         card = ModelCard("test", 0, 257, 4096, None, frozenset({EOS}), False)
         self.service = GatewayService(

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.admission import WINDOW_SECONDS, AdmissionControl, AdmissionLimits, EventRate
+from headrace.gateway.admission import AdmissionControl, AdmissionLimits
+from headrace.gateway.drain import WINDOW_SECONDS, EventRate
 from headrace.protocol.errors import ErrorCode, RequestError
 
 SECOND = 1_000_000_000
@@ -49,7 +50,7 @@ def test_prompt_tokens_count_until_the_first_token():
     admission = control(max_in_flight=10, max_queued_prompt_tokens=100)
     first = admission.admit(80, SECOND)
     refused(admission, 30, SECOND)
-    first.leave_queue()
+    first.leave_queue(SECOND)
     second = admission.admit(30, SECOND)
     assert admission.num_queued_prompt_tokens == 30
     first.release(SECOND, completed=True)

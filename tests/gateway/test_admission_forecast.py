@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.gateway.admission_control import AdmissionControl, AdmissionLimits, Applicant, Permit
+from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Applicant, Permit
 from headrace.gateway.drain import DrainMeter
 from headrace.gateway.forecast import fair_tokens_ahead
 from headrace.gateway.promises import MAX_PROMISES, Promise, PromiseBook, expiry_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from headrace.gateway.deltas import GenerationSpec, ModelCard, TextDelta
+from headrace.gateway.deltas import CallOutline, GenerationSpec, ModelCard, TextDelta
 from headrace.gateway.http.app import Application, create_app
 from headrace.gateway.http.settings import HttpSettings
 from headrace.protocol.errors import RequestError
@@ -155,6 +155,9 @@ class FakeService:
     streams: list[FakeStream] = field(default_factory=list)
     http_counts: list[tuple[str, int]] = field(default_factory=list)
     rejections: list[str] = field(default_factory=list)
+    reject_reasons: list[str] = field(default_factory=list)
+    refuse_check: RequestError | None = None
+    calls: list[CallOutline] = field(default_factory=list)  # that asked to be let in
     metrics_fail: bool = False
     debug_limits: list[int] = field(default_factory=list)
 
@@ -163,7 +166,24 @@ class FakeService:
             raise self.not_ready
         return WorkerLimits(VOCAB_SIZE, MAX_MODEL_LEN, max_num_seqs=4, num_blocks=64, block_size=16)
 
-    def submit(self, spec: GenerationSpec) -> FakeStream:
+    def check_admission(self, call: CallOutline) -> None:
+        self.calls.append(call)
+        if self.refuse_check:
+            raise self.refuse_check
+
+    def submit_call(self, specs: Sequence[GenerationSpec], call: CallOutline | None = None) -> list[FakeStream]:
+        assert call is self.calls[-1], "what is submitted was checked before"
+        started: list[FakeStream] = []
+        try:
+            for spec in specs:
+                started.append(self._submit(spec))
+        except RequestError:
+            for stream in started:
+                stream.cancel()
+            raise
+        return started
+
+    def _submit(self, spec: GenerationSpec) -> FakeStream:
         number = len(self.specs)
         self.specs.append(spec)
         if number in self.refuse_submit:
@@ -188,10 +208,12 @@ class FakeService:
             raise ValueError("metrics are broken")
         self.http_counts.append((route, status))
 
-    def count_rejection(self, code: str) -> None:
+    def count_rejection(self, code: str, reason: str = "") -> None:
         if self.metrics_fail:
             raise ValueError("metrics are broken")
         self.rejections.append(code)
+        if reason:
+            self.reject_reasons.append(reason)
 
 
 class FakeChatEncoder:
@@ -233,6 +255,7 @@ class Surface:
         add_bos: bool = False,
         traffic: TrafficPolicy | None = None,
         admin_token: str | None = None,
+        max_token_chars: int | None = None,
     ) -> None:
         self.levels_asked: list[str] = []
         self.service = FakeService()
@@ -247,6 +270,7 @@ class Surface:
             stall_threshold_ns=STALL_THRESHOLD_NS,
             admin_token=admin_token,
             ask_log_level=self.levels_asked.append,
+            max_token_chars=max_token_chars,
         )
 
     def request(self, method: str, path: str, *, address: str = "127.0.0.1", **arguments: Any) -> httpx.Response:

@@ -295,7 +295,7 @@ def test_comments_in_long_silences() -> None:
         def cancel(self) -> None:
             return
 
-    surface.service.submit = lambda spec: Waiting()  # type: ignore[assignment,method-assign,return-value]
+    surface.service.submit_call = lambda specs, call=None: [Waiting()]  # type: ignore[assignment,method-assign,return-value,list-item]
     call = RawCall(surface.app, CHAT, BODY)
 
     async def scenario() -> None:

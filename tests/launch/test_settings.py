@@ -169,3 +169,10 @@ def test_the_admin_token_is_taken_from_the_environment_and_shown_nowhere(monkeyp
     assert settings.without_secrets().server == settings.server
     assert "hush-hush" not in repr(settings)
     assert "hush-hush" not in CliRunner().invoke(main, ["serve", "--help"]).output
+
+
+def test_admission_is_by_forecast_or_by_bounds_alone():
+    assert load_settings(None, {}).server.admission == "forecast"
+    assert load_settings(None, {"admission": "bounds"}).server.admission == "bounds"
+    with pytest.raises(ConfigurationError, match="admission"):
+        load_settings(None, {"admission": "never"})

@@ -122,7 +122,7 @@ def test_a_record_goes_on_when_the_worker_dies_and_when_requests_are_refused(tmp
         deadline = time.monotonic() + 10
         while not server.metrics()[
             "headrace_worker_restarts_total"
-        ]:  # until the gateway has heard of it, it calls itself ready
+        ]:  # until it has heard, it calls itself ready
             assert time.monotonic() < deadline
             time.sleep(0.02)
         server.wait_ready(30)

@@ -30,6 +30,9 @@ class Server:
         self.exporter = MetricsExporter(
             self.meters, self.page.read, {"request": lambda: 0.25, "event": lambda: 0.0}, model_name=model_name
         )
+        for name in self.meters.traffic.class_names:
+            self.exporter.add_probe("headrace_predicted_wait_seconds", lambda: 0.0, name)
+        self.exporter.add_probe("headrace_admission_promises", lambda: 0)
 
     def start_worker(self, epoch):
         self.values = {**dict.fromkeys(STATUS_FIELDS, 0), "epoch": epoch, "pid": 9, "state": WorkerState.READY}

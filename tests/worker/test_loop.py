@@ -1,8 +1,10 @@
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.ipc.channel import ChannelError
+from headrace.protocol.errors import ErrorCode
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import CancelRequest, GatewayHello, GenerationRequest, WorkerHello
 from headrace.protocol.ports import ExecutorSpec
@@ -216,6 +218,48 @@ def test_an_idle_worker_sleeps_until_its_heartbeat_and_wakes_sooner_while_events
     worker.step()
     worker.loop.wait_message()
     assert worker.source.waits_seconds[-1] == HEARTBEAT_SECONDS
+
+
+def test_sch_16_whose_time_is_over_leaves_before_a_long_step_is_computed():
+    """SCH-16: one place, a job of many slow steps, one that waits has a deadline, another its class's time in the queue."""
+    left_ns = {}
+
+    def on_step(plan):
+        worker.collect()
+        for number in (2, 3):
+            if worker.ends(number):
+                left_ns.setdefault(number, worker.clock.now_ns())
+        worker.clock.advance(0.5)
+
+    worker = Worker(max_num_seqs=1, on_step=on_step)
+    start_ns = worker.clock.now_ns()
+    job = msgspec.structs.replace(request(1, max_tokens=1000), arrival_ns=start_ns, service_class="interactive")
+    limited = msgspec.structs.replace(request(2), arrival_ns=start_ns, service_class="batch", deadline_ns=start_ns + 10**9)
+    queued = msgspec.structs.replace(request(3), arrival_ns=start_ns, service_class="standard")
+    worker.send(job, limited, queued)
+    worker.step(250)
+    assert worker.ends(2) == worker.ends(3) == [(FinishReason.DEADLINE, ErrorCode.DEADLINE_EXCEEDED.value.code)]
+    assert worker.tokens(2) == worker.tokens(3) == []
+    assert 1.0 <= (left_ns[2] - start_ns) / 1e9 <= 1.6
+    assert 120.0 <= (left_ns[3] - start_ns) / 1e9 <= 120.6  # the standard class's queue timeout
+    messages = {event.request_id: event.error_message for event in worker.events[0] if event.finish_reason is not None}
+    assert "deadline" in messages[2]
+    assert "'standard'" in messages[3]
+
+
+def test_sch_16_a_wait_ends_when_the_next_live_request_must_leave():
+    worker = Worker()
+    worker.step()  # the greeting is sent
+    now_ns = worker.clock.now_ns()
+    for number, seconds in ((1, 0.75), (2, 0.25), (3, 300)):
+        deadline_ns = now_ns + round(seconds * 1e9)
+        worker.scheduler.add(msgspec.structs.replace(request(number), arrival_ns=now_ns, deadline_ns=deadline_ns), now_ns)
+    worker.loop.wait_message()
+    worker.scheduler.cancel(2, now_ns)
+    worker.loop.wait_message()
+    worker.scheduler.cancel(1, now_ns)
+    worker.loop.wait_message()
+    assert worker.source.waits_seconds == [0.25, 0.5, HEARTBEAT_SECONDS]
 
 
 def test_the_status_page_is_right_when_idle_and_beats():

@@ -173,8 +173,8 @@ def test_classes_and_what_blocks_admission_are_shown():
         worker.send(msgspec.structs.replace(request(number), service_class=name))
     worker.step()
     page = worker.page()
-    assert [page[f"num_running_class_{index}"] for index in range(8)] == [1, 0, 1, 0, 0, 0, 0, 0]
-    assert [page[f"num_waiting_class_{index}"] for index in range(8)] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert [page[f"num_running_class_{index}"] for index in range(8)] == [2, 0, 0, 0, 0, 0, 0, 0]
+    assert [page[f"num_waiting_class_{index}"] for index in range(8)] == [0, 1, 1, 0, 0, 0, 0, 0]
     assert page["blocked_by"] == blocked_by_number(StallCause.NO_SLOT) == list(StallCause).index(StallCause.NO_SLOT) + 1
     worker.run_dry()
     page = worker.page()

@@ -34,7 +34,7 @@ EXAMPLES = """
 Examples:
   headrace simulate
   headrace simulate --load 1.3 --workload azure-conversation --scale-lengths 0.25 --tenants 5 --picture compare.svg
-  headrace simulate --rate 4 --workload "mix:interactive=0.7:fixed:128,64;batch=0.3:fixed:2048,128" --policies current,fcfs
+  headrace simulate --rate 4 --workload "mix:interactive=0.7:fixed:128,64;batch=0.3:fixed:2048,128" --policies headrace,fcfs
   headrace simulate --workload trace:mooncake.jsonl --scale-lengths 0.125 --rate-scale 0.5 --max-model-len 16384
   headrace simulate --fit record.jsonl --workload trace:record.jsonl --json result.json
   headrace simulate --against record.jsonl           is the simulation right? compares it with what happened
@@ -116,7 +116,7 @@ SERVER = _stacked(
     click.option("--fit", "fit_file", type=READABLE_FILE, metavar="RECORD", help="Fit the step model to a record's steps."),
 )
 COMPARISON = _stacked(
-    click.option("--policies", default=",".join(POLICIES), show_default=True, metavar="NAME,...", help="What is compared."),
+    click.option("--policies", default="headrace,fcfs,no-chunking,reserve-max", show_default=True, metavar="NAME,...", help="What is compared."),
     click.option("--retry", is_flag=True, help="Refused requests come again after Retry-After."),
     click.option("--max-tries", type=click.IntRange(min=2), help=f"Of a request with --retry.  [default: {DEFAULT_TRIES}]"),
     click.option("--ttft-ms", type=POSITIVE, help="Target of TTFT in place of those of the classes."),

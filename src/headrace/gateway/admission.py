@@ -1,15 +1,29 @@
-"""Who may enter: a bound on requests in flight and on prompt tokens that wait, and when a refused one should come again.
+"""Who may enter: bounds on what is in flight, a forecast of each newcomer's first token, and honest times to come again.
 
-Owns: AdmissionControl, Permit. Runs in: gateway. Must not know: rings, HTTP, the clock (time is an argument).
+Owns: AdmissionControl, Permit, Applicant. Runs in: gateway, simulation. Must not know: rings, HTTP, the clock (time is an
+argument).
+
+A newcomer whose first token would come too late for its class is refused at once, when that costs nothing yet (Mooncake's early
+rejection, FAST 2025; QLM, SoCC 2024): 429 when its tenant's own queue is the reason, else 503. Background work is shed before
+that, with a probability that rises as the square of the saturation (llm-d's probabilistic admitter).
 """
 
 import math
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from headrace.protocol.errors import ErrorCode, RequestError
+from headrace.gateway.drain import WINDOW_SECONDS, DrainMeter, EventRate, PlaceMeter, mean_place_ns
+from headrace.gateway.forecast import QueueAccounts, fair_tokens_ahead
+from headrace.gateway.promises import EARLY_NS, Promise, PromiseBook, expiry_of
+from headrace.protocol.errors import ErrorCode, RejectReason, RequestError
+from headrace.protocol.traffic import DEFAULT_TENANT, STANDARD, ServiceClass, TrafficPolicy
 
-MAX_RETRY_AFTER_SECONDS = 60
-WINDOW_SECONDS = 10  # over which completions and refusals are counted
+MAX_RETRY_AFTER_SECONDS = 60  # where only a bound was met and nothing is forecast
+MAX_FORECAST_RETRY_SECONDS = 3600
+NEWCOMER_SHARE = 0.8  # of the time that a class allows: what is left is room for those who were told to come again
+PROMISE_CAUTION = 1.05  # times that are told are so much later than the measured rate says: rates are not known exactly
+SHED_FROM = 0.5  # saturation at which shedding of the lowest class begins; at 1 all of it is shed
 _NS_PER_SECOND = 1_000_000_000
 
 
@@ -19,69 +33,73 @@ class AdmissionLimits:
 
     max_in_flight: int  # requests that run or wait
     max_queued_prompt_tokens: int
+    max_num_seqs: int = 64  # that the worker runs at once
+    traffic: TrafficPolicy = field(default_factory=TrafficPolicy)
+    forecasts: bool = True  # False: the bounds alone decide
 
 
-class EventRate:
-    """Counts events over the last WINDOW_SECONDS, in one bucket for each second: constant memory, O(1)."""
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """Who asks. `digest` stands for the request's content: whoever sends it again is known by it; b"": unknown.
 
-    def __init__(self) -> None:
-        self._counts = [0] * WINDOW_SECONDS
-        self._second = 0  # the newest bucket's
-        self._total = 0
+    `timeout_ns`: how long its client waits for the answer; 0: not told.
+    """
 
-    def count(self, now_ns: int) -> None:
-        """One event now."""
-        self._advance(now_ns)
-        self._counts[self._second % WINDOW_SECONDS] += 1
-        self._total += 1
+    service_class: ServiceClass = STANDARD
+    tenant: str = DEFAULT_TENANT
+    digest: bytes = b""
+    timeout_ns: int = 0
 
-    def num_recent(self, now_ns: int) -> int:
-        """Events in the window that ends now."""
-        self._advance(now_ns)
-        return self._total
 
-    def _advance(self, now_ns: int) -> None:
-        second = now_ns // _NS_PER_SECOND
-        for stale in range(max(self._second + 1, second - WINDOW_SECONDS + 1), second + 1):
-            index = stale % WINDOW_SECONDS
-            self._total -= self._counts[index]
-            self._counts[index] = 0
-        self._second = max(self._second, second)
+ANYBODY = Applicant()
 
 
 class Permit:
     """The right of one request to be in flight: it lives exactly as long as the request's stream."""
 
-    __slots__ = ("_admission", "_num_queued_tokens", "_released")
+    __slots__ = ("_admission", "_is_queued", "_released", "applicant", "num_tokens")
 
-    def __init__(self, admission: "AdmissionControl", num_prompt_tokens: int) -> None:
+    def __init__(self, admission: "AdmissionControl", applicant: Applicant, num_prompt_tokens: int) -> None:
         self._admission = admission
-        self._num_queued_tokens = num_prompt_tokens
+        self.applicant = applicant
+        self.num_tokens = num_prompt_tokens
+        self._is_queued = True
         self._released = False
 
-    def leave_queue(self) -> None:
+    def leave_queue(self, now_ns: int) -> None:
         """The prompt was computed: its tokens wait no longer. Idempotent."""
-        self._admission._forget_queued(self._num_queued_tokens)
-        self._num_queued_tokens = 0
+        if self._is_queued:
+            self._is_queued = False
+            self._admission._begin_running(self, now_ns)
 
     def release(self, now_ns: int, *, completed: bool) -> None:
         """The request is over. `completed`: it ran to its end, which is what the completion rate counts. Idempotent."""
         if self._released:
             return
         self._released = True
-        self.leave_queue()
-        self._admission._forget_in_flight(now_ns, completed)
+        self._admission._forget(self, now_ns, was_queued=self._is_queued, completed=completed)
+        self._is_queued = False
 
 
 class AdmissionControl:
     """Gives permits and counts them. A full house is an answer with Retry-After, never a wait."""
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: AdmissionLimits, draw: Callable[[], float] | None = None) -> None:
+        """`draw`: uniform in [0, 1), for shedding."""
         self._limits = limits
+        self._draw = draw or random.Random(0).random  # noqa: S311 - not for secrets
         self._num_in_flight = 0
-        self._num_queued_tokens = 0
+        self._accounts = QueueAccounts()
+        self._class_queues: dict[str, list[int]] = {name: [0, 0] for name in limits.traffic.class_names}  # requests, tokens
+        self._drain = DrainMeter()
         self._completions = EventRate()
+        self._places: dict[int, PlaceMeter] = {}  # by level
         self._refusals = EventRate()
+        self._promises = PromiseBook()
+        self._weights = {tenant.name: tenant.weight for tenant in limits.traffic.tenants}
+        levels = sorted({entry.level for entry in limits.traffic.classes})
+        self._shed_level = levels[-1] if len(levels) > 1 else None
+        self._guarded = [entry for entry in limits.traffic.classes if entry.level != self._shed_level]
 
     @property
     def num_in_flight(self) -> int:
@@ -91,26 +109,71 @@ class AdmissionControl:
     @property
     def num_queued_prompt_tokens(self) -> int:
         """Prompt tokens of requests that have shown no token yet."""
-        return self._num_queued_tokens
+        return self._accounts.num_tokens
 
-    def admit(self, num_prompt_tokens: int, now_ns: int) -> Permit:
-        """A permit, or RequestError OVERLOADED. The only waiting prompt is never too long: the worker's limits decide that."""
-        if self._num_in_flight >= self._limits.max_in_flight:
-            raise self.refusal("Too many requests are in flight.", now_ns)
-        queued = self._num_queued_tokens + num_prompt_tokens
-        if self._num_queued_tokens and queued > self._limits.max_queued_prompt_tokens:
-            raise self.refusal("Too many prompt tokens are waiting.", now_ns)
-        self._num_in_flight += 1
-        self._num_queued_tokens = queued
-        return Permit(self, num_prompt_tokens)
+    @property
+    def promises(self) -> PromiseBook:
+        """Callers who were told when to come again (for statistics)."""
+        return self._promises
 
-    def refusal(self, reason: str, now_ns: int) -> RequestError:
+    def max_call_requests(self, applicant: Applicant) -> int:
+        """A call of more requests than this can never be let in."""
+        limits = self._limits
+        return min(limits.max_in_flight, limits.max_num_seqs + applicant.service_class.max_queued_requests)
+
+    def check(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY, num_requests: int = 1) -> None:
+        """Refuse now what `admit` would refuse, before the prompt is tokenized; `num_prompt_tokens` may be an estimate.
+
+        Requests of one call are judged as one with all their tokens.
+        """
+        self._check_bounds(num_prompt_tokens, now_ns, applicant, num_requests)
+        if self._limits.forecasts:
+            self._check_forecast(num_prompt_tokens, now_ns, applicant)
+            self._shed(num_prompt_tokens, now_ns, applicant)
+
+    def admit(
+        self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY, *, was_checked: bool = False
+    ) -> Permit:
+        """`admit_call` for a call of one request."""
+        return self.admit_call([num_prompt_tokens], now_ns, applicant, was_checked=was_checked)[0]
+
+    def admit_call(
+        self, prompt_lengths: Sequence[int], now_ns: int, applicant: Applicant = ANYBODY, *, was_checked: bool = False
+    ) -> list[Permit]:
+        """A permit for each request of a call, or none: RequestError OVERLOADED or TENANT_OVER_SHARE.
+
+        `prompt_lengths`: in tokens. `was_checked`: `check` has let the call pass just now; the bounds are looked at again. The
+        only waiting prompt is never too long: the worker's limits decide that.
+        """
+        if was_checked:
+            self._check_bounds(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
+        else:
+            self.check(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
+        self._promises.forget(applicant.digest)
+        level = applicant.service_class.level
+        permits = []
+        for num_tokens in prompt_lengths:
+            self._num_in_flight += 1
+            self._accounts.queue(level, applicant.tenant, num_tokens)
+            self._count_class(applicant, 1, num_tokens)
+            self._drain.enter(now_ns)
+            permits.append(Permit(self, applicant, num_tokens))
+        return permits
+
+    def predicted_wait_ns(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY) -> int | None:
+        """The forecast of the time until such a newcomer's prompt would begin to be computed; None: nothing measured yet."""
+        return self._wait_ns(
+            self._accounts.tokens_by_tenant(applicant.service_class.level), num_prompt_tokens, now_ns, applicant
+        )
+
+    def refusal(self, reason: str, now_ns: int, reject: RejectReason = RejectReason.QUEUE_FULL) -> RequestError:
         """Count one refusal; the error to answer with."""
         self._refusals.count(now_ns)
         return RequestError(
             f"{reason} Try again later.",
             code=ErrorCode.OVERLOADED,
             retry_after_seconds=self.retry_after_seconds(now_ns),
+            reject_reason=reject,
         )
 
     def retry_after_seconds(self, now_ns: int) -> int:
@@ -122,10 +185,166 @@ class AdmissionControl:
         rate_per_second = max(1, self._completions.num_recent(now_ns)) / WINDOW_SECONDS
         return min(MAX_RETRY_AFTER_SECONDS, max(1, math.ceil(num_competing / rate_per_second)))
 
-    def _forget_queued(self, num_tokens: int) -> None:
-        self._num_queued_tokens -= num_tokens
+    def _check_bounds(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int) -> None:
+        """The bounds that hold whatever is forecast."""
+        limits, service_class = self._limits, applicant.service_class
+        if self._num_in_flight + num_requests > limits.max_in_flight:
+            raise self.refusal("Too many requests are in flight.", now_ns)
+        if self._accounts.num_tokens and self._accounts.num_tokens + num_prompt_tokens > limits.max_queued_prompt_tokens:
+            raise self.refusal("Too many prompt tokens are waiting.", now_ns)
+        num_queued, num_tokens = self._class_queues.get(service_class.name, (0, 0))
+        has_places = self._num_in_flight + num_requests <= limits.max_num_seqs
+        if num_queued + num_requests > service_class.max_queued_requests and not has_places:
+            raise self.refusal(
+                f"Too many requests of class {service_class.name} are waiting.", now_ns, RejectReason.CLASS_QUEUE_FULL
+            )
+        if num_queued and num_tokens + num_prompt_tokens > service_class.max_queued_tokens:
+            raise self.refusal(
+                f"Too many prompt tokens of class {service_class.name} are waiting.", now_ns, RejectReason.CLASS_QUEUE_FULL
+            )
 
-    def _forget_in_flight(self, now_ns: int, completed: bool) -> None:
+    def _check_forecast(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> None:
+        """Refuse who would not meet its target, with the time at which it would."""
+        level = applicant.service_class.level
+        queued = self._accounts.tokens_by_tenant(level)
+        promise = self._promises.get(applicant.digest, now_ns)
+        allowed_ns = self._allowed_ns(num_prompt_tokens, now_ns, applicant)
+        if promise is not None and now_ns >= promise.due_ns - EARLY_NS:
+            self._promises.come(promise)
+            wait_ns = self._wait_ns(queued, num_prompt_tokens, now_ns, applicant)  # its place was kept for it
+            others = queued
+        else:
+            allowed_ns = round(NEWCOMER_SHARE * allowed_ns)
+            others = self._with_promises(queued, level, promise, now_ns + allowed_ns)
+            wait_ns = self._wait_ns(others, num_prompt_tokens, now_ns, applicant)
+        if wait_ns is None or wait_ns <= allowed_ns:
+            return
+        everybody = self._with_promises(queued, level, promise, None)
+        last_wait_ns = self._wait_ns(everybody, num_prompt_tokens, now_ns, applicant) or wait_ns
+        # Judged without its tenant's own queue: when that would let it in, its own share is the reason.
+        without_own = {name: tokens for name, tokens in others.items() if name != applicant.tenant}
+        wait_without_own_ns = self._wait_ns(without_own, num_prompt_tokens, now_ns, applicant)
+        is_own_fault = len(self._weights) > 1 and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
+        is_own_fault = is_own_fault and bool(without_own)  # alone on the server, the server is the reason
+        due_ns = now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0)
+        if promise is not None and now_ns < promise.due_ns - EARLY_NS:
+            due_ns = min(due_ns, promise.due_ns)  # who asks too early keeps the place it has
+        raise self._promise(num_prompt_tokens, now_ns, due_ns, applicant, is_own_fault=is_own_fault)
+
+    def _promise(
+        self, num_prompt_tokens: int, now_ns: int, due_ns: int, applicant: Applicant, *, is_own_fault: bool
+    ) -> RequestError:
+        """Keep a place and say when to come."""
+        self._refusals.count(now_ns)
+        seconds = min(MAX_FORECAST_RETRY_SECONDS, max(1, math.ceil((due_ns - now_ns) / _NS_PER_SECOND)))
+        due_ns = now_ns + seconds * _NS_PER_SECOND
+        level, tenant = applicant.service_class.level, applicant.tenant
+        self._promises.give(Promise(applicant.digest, due_ns, expiry_of(due_ns, now_ns), num_prompt_tokens, level, tenant))
+        return _over_share(applicant, seconds) if is_own_fault else _too_late(applicant, seconds)
+
+    def _shed(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> None:
+        """Turn away work of the lowest class by chance, the more likely the nearer the others are to their targets."""
+        if self._shed_level is None or applicant.service_class.level < self._shed_level:
+            return
+        saturation = max((self._saturation(entry, now_ns) for entry in self._guarded), default=0.0)
+        probability = min(1.0, max(0.0, (saturation - SHED_FROM) / (1 - SHED_FROM))) ** 2
+        if not probability or self._draw() >= probability:
+            return
+        due_ns = now_ns + round(min(30.0, 2.0 * saturation) * _NS_PER_SECOND)
+        error = self._promise(num_prompt_tokens, now_ns, due_ns, applicant, is_own_fault=False)
+        error.reject_reason = RejectReason.SHED
+        error.message = (
+            f"Work of class {applicant.service_class.name!r} is turned away while requests before it are near their targets. "
+            f"Come again in {error.retry_after_seconds} s."
+        )
+        raise error
+
+    def _saturation(self, entry: ServiceClass, now_ns: int) -> float:
+        """How near a short prompt behind all that waits of this class would be to a refusal: 1 is at it."""
+        applicant = Applicant(entry)
+        num_tokens = sum(self._accounts.tokens_by_tenant(entry.level).values())
+        wait_ns = self._wait_ns({applicant.tenant: num_tokens}, 1, now_ns, applicant)
+        return 0.0 if wait_ns is None else wait_ns / (NEWCOMER_SHARE * self._allowed_ns(1, now_ns, applicant))
+
+    def _with_promises(
+        self, queued: Mapping[str, float], level: int, own: Promise | None, until_ns: int | None
+    ) -> dict[str, float]:
+        """What waits, with those who were told to come (by `until_ns`), the applicant's own promise left out."""
+        expected = self._promises.tokens_by_tenant(level, until_ns)
+        if own is not None and own.tenant in expected:
+            expected[own.tenant] = max(0.0, expected[own.tenant] - own.num_tokens * self._promises.kept_ratio)
+        return {name: queued.get(name, 0.0) + expected.get(name, 0.0) for name in {*queued, *expected}}
+
+    def _allowed_ns(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> int:
+        """The longest wait before a prompt's computing begins. A prompt that takes long by itself may still wait somewhat."""
+        target_ns = applicant.service_class.ttft_target_ns
+        if applicant.timeout_ns:
+            target_ns = min(target_ns, applicant.timeout_ns)
+        rate = self._drain.tokens_per_second(now_ns)
+        own_ns = round(num_prompt_tokens / rate * _NS_PER_SECOND) if rate else 0
+        return max(target_ns - own_ns, target_ns // 2)
+
+    def _wait_ns(self, queued: Mapping[str, float], num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> int | None:
+        """By tokens ahead at the measured rate, and by places where all are taken; the longer of the two."""
+        level = applicant.service_class.level
+        rate = self._drain.tokens_per_second(now_ns)
+        if rate is None:
+            return None
+        tokens_ahead = fair_tokens_ahead(queued, applicant.tenant, num_prompt_tokens, self._weights)
+        num_ahead = tokens_ahead / (self._accounts.mean_tokens_up_to(level) or max(1, num_prompt_tokens))
+        num_places = self._limits.max_num_seqs
+        num_lacking = num_ahead + 1 - (num_places - self._accounts.num_running_up_to(level))
+        by_places_ns = 0.0
+        if num_lacking > 0:
+            by_places_ns = num_lacking * mean_place_ns(self._places, level, now_ns) / num_places
+        return round(max(tokens_ahead / rate * _NS_PER_SECOND, by_places_ns))
+
+    def _count_class(self, applicant: Applicant, num_requests: int, num_tokens: int) -> None:
+        counts = self._class_queues.setdefault(applicant.service_class.name, [0, 0])
+        counts[0] += num_requests
+        counts[1] += num_tokens
+
+    def _begin_running(self, permit: Permit, now_ns: int) -> None:
+        applicant = permit.applicant
+        level = applicant.service_class.level
+        self._accounts.unqueue(level, applicant.tenant, permit.num_tokens)
+        self._accounts.run(level, 1)
+        self._places.setdefault(level, PlaceMeter()).take(now_ns)
+        self._count_class(applicant, -1, -permit.num_tokens)
+        self._drain.leave(permit.num_tokens, now_ns)
+
+    def _forget(self, permit: Permit, now_ns: int, *, was_queued: bool, completed: bool) -> None:
+        applicant = permit.applicant
+        level = applicant.service_class.level
         self._num_in_flight -= 1
+        if was_queued:
+            self._accounts.unqueue(level, applicant.tenant, permit.num_tokens)
+            self._count_class(applicant, -1, -permit.num_tokens)
+            self._drain.leave(0, now_ns)
+        else:
+            self._accounts.run(level, -1)
+            self._places[level].give_back(now_ns)
         if completed:
             self._completions.count(now_ns)
+
+
+def _over_share(applicant: Applicant, seconds: int) -> RequestError:
+    return RequestError(
+        f"The requests of tenant {applicant.tenant!r} that wait already use its share, so that this one's first token would "
+        f"come too late. Come again in {seconds} s.",
+        code=ErrorCode.TENANT_OVER_SHARE,
+        retry_after_seconds=seconds,
+        reject_reason=RejectReason.TENANT_SHARE,
+    )
+
+
+def _too_late(applicant: Applicant, seconds: int) -> RequestError:
+    service_class = applicant.service_class
+    is_own_timeout = 0 < applicant.timeout_ns < service_class.ttft_target_ns
+    who_allows = "its timeout" if is_own_timeout else f"class {service_class.name!r}"
+    return RequestError(
+        f"The first token would come later than {who_allows} allows. Come again in {seconds} s.",
+        code=ErrorCode.OVERLOADED,
+        retry_after_seconds=seconds,
+        reject_reason=RejectReason.PREDICTED_TTFT,
+    )

@@ -48,6 +48,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_num_seqs: int  # most sequences that the worker runs at once
     max_queued_requests: int = 1024  # most requests beside those
     max_queued_prompt_tokens: int = 1_000_000  # of requests that have shown no token yet
+    forecasts_admission: bool = True  # False: the bounds alone refuse
     keep_alive_seconds: float = 75.0  # how long an idle connection is kept: longer than what proxies keep theirs
     listen_backlog: int = 1024  # connections not yet accepted
     drain_seconds: float = 30.0  # on SIGTERM; the supervisor's message has its own

@@ -25,6 +25,7 @@ class RequestOrigin:
     traceparent: str = ""  # W3C trace context as the client sent it, unchecked
     tracestate: str = ""
     api: str = ""  # the route's template
+    digest: bytes = b""  # of the whole call: who sends it again is known by it; b"": unknown
 
 
 NO_ORIGIN = RequestOrigin()
@@ -45,6 +46,22 @@ class GenerationSpec:
     priority: int = 0
     cache_salt: str = ""
     service_class: str = "standard"
+    timeout_ns: int = 0  # from arrival to the last token; 0: none
+    origin: RequestOrigin = NO_ORIGIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOutline:
+    """What is known of a call before its prompts are tokenized: enough to turn it away. Sums are over all its sequences."""
+
+    service_class: str = "standard"
+    tenant_id: str = "default"
+    priority: int = 0
+    num_sequences: int = 1  # prompts times answers
+    num_chars: int = 0  # of prompts that are text
+    num_token_ids: int = 0  # of prompts that are ids
+    max_tokens: int = 1  # of each sequence, as far as it was said
+    timeout_ns: int = 0  # 0: none
     origin: RequestOrigin = NO_ORIGIN
 
 

@@ -100,7 +100,7 @@ class Demultiplexer:
         text = ""
         if token_ids:
             if not stream.num_tokens:
-                stream.permit.leave_queue()
+                stream.permit.leave_queue(received_ns)
                 stream.timeline.start(event.first_scheduled_ns)
             stream.num_tokens += len(token_ids)
             if reason is FinishReason.STOP and not stream.include_stop_token:
@@ -197,7 +197,8 @@ def incomplete_answer() -> RequestError:
 def _error_of(event: TokenEvent) -> RequestError:
     """What the client is told when the worker ended a request without an answer."""
     if event.finish_reason is FinishReason.DEADLINE:
-        return RequestError("The request's deadline has passed.", code=ErrorCode.DEADLINE_EXCEEDED)
+        message = event.error_message or "The request's time is over."
+        return RequestError(message, code=ErrorCode.DEADLINE_EXCEEDED)
     if event.finish_reason is FinishReason.CANCELLED:
         return RequestError("The server gave up this request.", code=ErrorCode.INTERNAL)
     message = event.error_message or "The request failed."

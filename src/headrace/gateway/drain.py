@@ -1,10 +1,13 @@
 """How fast work leaves the queue, measured from what has left it lately.
 
-Owns: EventRate, DrainMeter. Runs in: gateway, simulation. Must not know: requests, the clock (time is an argument).
+Owns: EventRate, DrainMeter, PlaceMeter. Runs in: gateway, simulation. Must not know: requests, the clock (time is an argument).
 """
+
+from collections.abc import Mapping
 
 WINDOW_SECONDS = 10  # over which completions, refusals and drained work are counted
 _NS_PER_SECOND = 1_000_000_000
+PLACE_MEMORY = 0.97  # weight of the past with each place that is given back
 MIN_BUSY_NS = 200_000_000  # of waiting in the window; with less the last rate that was measured stays
 
 
@@ -77,3 +80,48 @@ class DrainMeter:
         if self._num_waiting and now_ns > self._busy_since_ns:
             self._busy_ns.count(now_ns, min(now_ns - self._busy_since_ns, WINDOW_SECONDS * _NS_PER_SECOND))
             self._busy_since_ns = now_ns
+
+
+class PlaceMeter:
+    """How long a request keeps its place, from its first token to its end.
+
+    Time on all places over places given back (total time on test, Epstein and Sobel 1953): those that still run count with the
+    time that they have had, so that it is not short answers alone that are seen at first. Both sums fade.
+    """
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+        self._place_ns = 0.0
+        self._num_given_back = 0.0
+        self._last_ns = 0
+
+    def take(self, now_ns: int) -> None:
+        """A request begins to run."""
+        self._settle(now_ns)
+        self.num_taken += 1
+
+    def give_back(self, now_ns: int) -> None:
+        """One has ended."""
+        self._settle(now_ns)
+        self.num_taken -= 1
+        self._place_ns *= PLACE_MEMORY
+        self._num_given_back = PLACE_MEMORY * (self._num_given_back + 1)
+
+    def sums(self, now_ns: int) -> tuple[float, float]:
+        """Time on places in nanoseconds, and the number of those given back, as far as remembered."""
+        self._settle(now_ns)
+        return self._place_ns, self._num_given_back
+
+    def _settle(self, now_ns: int) -> None:
+        if now_ns > self._last_ns:
+            self._place_ns += self.num_taken * (now_ns - self._last_ns)
+            self._last_ns = now_ns
+
+
+def mean_place_ns(meters: Mapping[int, PlaceMeter], max_level: int, now_ns: int) -> float:
+    """How long requests of levels up to this one keep a place; of all levels where those have given none back; 0: not known."""
+    for level in (max_level, max(meters, default=max_level)):
+        sums = [meter.sums(now_ns) for key, meter in meters.items() if key <= level]
+        if num_given_back := sum(number for _, number in sums):
+            return sum(place_ns for place_ns, _ in sums) / num_given_back
+    return 0.0

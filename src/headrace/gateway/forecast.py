@@ -28,9 +28,11 @@ class QueueAccounts:
     def unqueue(self, level: int, tenant: str, num_tokens: int) -> None:
         """A request waits no longer."""
         key = (level, tenant)
-        self._tokens[key] -= num_tokens
-        if not self._tokens[key]:
-            del self._tokens[key]
+        remaining = self._tokens[key] - num_tokens if key in self._tokens else 0
+        if remaining:
+            self._tokens[key] = remaining
+        else:
+            self._tokens.pop(key, None)
         self._num_queued[level] -= 1
         self.num_tokens -= num_tokens
 
@@ -41,6 +43,11 @@ class QueueAccounts:
     def num_queued_up_to(self, max_level: int) -> int:
         """Waiting requests that would be served before a newcomer of this level, its equals included."""
         return sum(count for level, count in self._num_queued.items() if level <= max_level)
+
+    def mean_tokens_up_to(self, max_level: int) -> float:
+        """Of the prompts of those waiting requests; 0 when there are none."""
+        num_tokens = sum(count for (level, _), count in self._tokens.items() if level <= max_level)
+        return num_tokens / max(1, self.num_queued_up_to(max_level))
 
     def num_running_up_to(self, max_level: int) -> int:
         """Running requests whose place a newcomer of this level cannot take."""

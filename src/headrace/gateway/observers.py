@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace import __version__
 from headrace.gateway.config import GatewayConfig
-from headrace.gateway.service import INCARNATION_SHIFT
+from headrace.gateway.starting import INCARNATION_SHIFT
 from headrace.telemetry.export import MetricsExporter
 from headrace.telemetry.journal import RequestListener
 from headrace.telemetry.recorder import GatewayRecording

@@ -6,7 +6,7 @@ Owns: nothing but signatures. Runs in: gateway. Must not know: HTTP, rings, any 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from headrace.gateway.deltas import GenerationSpec, ModelCard, TextDelta
+from headrace.gateway.deltas import CallOutline, GenerationSpec, ModelCard, TextDelta
 from headrace.protocol.errors import RequestError
 from headrace.protocol.messages import WorkerLimits
 from headrace.telemetry.reports import DebugRequests, RequestReport
@@ -47,8 +47,18 @@ class GenerationService(Protocol):
         """What a request may ask of the worker. Raises RequestError NOT_READY or DRAINING while no worker is ready."""
         ...
 
-    def submit(self, spec: GenerationSpec) -> GenerationStream:
-        """Start one sequence. Raises RequestError: OVERLOADED with retry_after_seconds, NOT_READY, DRAINING, WORKER_LOST."""
+    def check_admission(self, call: CallOutline) -> None:
+        """Turn a call away before its prompts are rendered and tokenized, which costs the most at the door.
+
+        Raises RequestError: OVERLOADED or TENANT_OVER_SHARE with retry_after_seconds, NOT_READY, DRAINING.
+        """
+        ...
+
+    def submit_call(self, specs: Sequence[GenerationSpec], call: CallOutline | None = None) -> Sequence[GenerationStream]:
+        """Start all sequences of a call, or none. `call`: as check_admission has let it pass; None: it was not asked.
+
+        Raises RequestError as check_admission does, and CONTENT_TOO_LARGE.
+        """
         ...
 
     def readiness(self) -> RequestError | None:
@@ -67,8 +77,11 @@ class GenerationService(Protocol):
         """One answered HTTP request. `route` is a path template or "unmatched"; 499 stands for a client that went away."""
         ...
 
-    def count_rejection(self, code: str) -> None:
-        """One request for generation that was refused before it started. `code` is an ErrorCode's wire code."""
+    def count_rejection(self, code: str, reason: str = "") -> None:
+        """One request for generation that was refused before it started.
+
+        `code` is an ErrorCode's wire code, `reason` a RejectReason's value; "" for one that was not turned away at the door.
+        """
         ...
 
 

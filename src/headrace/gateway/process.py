@@ -149,7 +149,7 @@ def _join_worker(
         model.tokenizer,
         RequestSender(request_ring, Doorbell.from_fds(config.request_doorbell_fds)),
         receiver,
-        AdmissionControl(AdmissionLimits(config.max_in_flight, config.max_queued_prompt_tokens)),
+        AdmissionControl(_admission_limits(config)),
         WorkerView(page.read, config.progress_timeout_seconds),
         meters,
         exporter,
@@ -160,6 +160,16 @@ def _join_worker(
         log_prompts=config.observation.log_prompts,
     )
     return service, receiver
+
+
+def _admission_limits(config: GatewayConfig) -> AdmissionLimits:
+    return AdmissionLimits(
+        config.max_in_flight,
+        config.max_queued_prompt_tokens,
+        max_num_seqs=config.max_num_seqs,
+        traffic=config.traffic,
+        forecasts=config.forecasts_admission,
+    )
 
 
 def _build_app(config: GatewayConfig, model: ServedModel, service: GatewayService, conductor: Conductor) -> Any:
@@ -173,6 +183,7 @@ def _build_app(config: GatewayConfig, model: ServedModel, service: GatewayServic
         stall_threshold_ns=config.stall_threshold_ns,
         admin_token=config.observation.admin_token,
         ask_log_level=conductor.ask_log_level,
+        max_token_chars=model.tokenizer.max_token_chars(),
     )
 
 

@@ -62,6 +62,9 @@ class PromiseBook:
             return
         self._promises[promise.digest] = promise
         heapq.heappush(self._expiries, (promise.expires_ns, promise.digest))
+        if len(self._expiries) > 2 * MAX_PROMISES:  # most are of promises that were replaced since
+            self._expiries = [(held.expires_ns, held.digest) for held in self._promises.values()]
+            heapq.heapify(self._expiries)
         second = promise.due_ns // _NS_PER_SECOND
         for tokens_of in (self._tokens_of, self._by_second.setdefault(second, {})):
             key = (promise.level, promise.tenant)
@@ -117,12 +120,14 @@ class PromiseBook:
             return False
         key = (promise.level, promise.tenant)
         second = promise.due_ns // _NS_PER_SECOND
-        for tokens_of in (self._tokens_of, self._by_second[second]):
-            tokens_of[key] -= promise.num_tokens
-            if not tokens_of[key]:
-                del tokens_of[key]
-        if not self._by_second[second]:
-            del self._by_second[second]
+        for tokens_of in (self._tokens_of, self._by_second.get(second, {})):
+            remaining = tokens_of.get(key, 0) - promise.num_tokens
+            if remaining:
+                tokens_of[key] = remaining
+            else:
+                tokens_of.pop(key, None)
+        if not self._by_second.get(second):
+            self._by_second.pop(second, None)
         return True
 
 

@@ -1,27 +1,29 @@
 """The generation service: prompt ids in, a stream of text out, whatever becomes of the worker meanwhile.
 
-Owns: GatewayService, the ids of requests. Runs in: gateway, on the event loop. Must not know: HTTP, processes, shared memory.
+Owns: GatewayService. Runs in: gateway, on the event loop. Must not know: HTTP, processes, shared memory.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.gateway.admission import AdmissionControl
-from headrace.gateway.deltas import GenerationSpec, ModelCard
+from headrace.gateway.deltas import CallOutline, GenerationSpec, ModelCard
 from headrace.gateway.demux import Demultiplexer, incomplete_answer
+from headrace.gateway.door import Door
 from headrace.gateway.outbound import MessageSender, Outbound
-from headrace.gateway.stream import RequestStream, TokenText
+from headrace.gateway.starting import RequestStarter
+from headrace.gateway.stream import RequestStream
 from headrace.gateway.tracking import RequestTracker
 from headrace.gateway.worker_view import WorkerView
 from headrace.ipc.channel import ChannelError
-from headrace.ipc.ring import RecordTooLarge, RingCorrupt
+from headrace.ipc.ring import RingCorrupt
 from headrace.protocol.control import WorkerExited, WorkerStarted
 from headrace.protocol.errors import ErrorCode, RequestError
 from headrace.protocol.messages import (
     CancelRequest,
     EventBatch,
     GatewayHello,
-    GenerationRequest,
     WorkerHello,
     WorkerLimits,
     WorkerMessage,
@@ -32,12 +34,7 @@ from headrace.telemetry.journal import Journal
 from headrace.telemetry.logs import get_logger
 from headrace.telemetry.meters import GatewayMeters
 from headrace.telemetry.reports import DebugRequests, RequestReport
-from headrace.telemetry.snapshot import RequestIdentity
 from headrace.text.tokenizer import TextTokenizer
-
-INCARNATION_SHIFT = 40  # a gateway process has ids for 2**40 requests; the bits above say which process it is
-DEADLINE_NONE = 0
-MAX_LOGGED_PROMPT_TOKENS = 512  # of each prompt, where the operator wants prompts in the log
 
 log = get_logger("gateway")
 
@@ -80,20 +77,28 @@ class GatewayService:
     ) -> None:
         """`journal`: what keeps and tells of ended requests. `log_prompts`: each request's log line has its prompt's text."""
         self._card = card
-        self._tokenizer = tokenizer
         self._outbound = Outbound(sender)
         self._receiver = receiver
-        self._admission = admission
+        self._door = Door(admission, meters.traffic)
         self._worker = worker
         self._meters = meters
         self._exporter = exporter
         self._clock = clock
         self._reply_ring = reply_ring
-        self._next_request_id = incarnation << INCARNATION_SHIFT
-        self._log_prompts = log_prompts
         self._tracker = RequestTracker(card, meters, journal or Journal(meters.faults), worker, clock)
         self._demux = Demultiplexer(self._cancel_sequence, self._note_idle, self._tracker.close, self._tracker.waiting_cause)
+        self._starter = RequestStarter(
+            tokenizer,
+            self._door,
+            self._outbound,
+            self._tracker,
+            self._demux,
+            reply_ring=reply_ring,
+            incarnation=incarnation,
+            log_prompts=log_prompts,
+        )
         exporter.add_probe("headrace_ring_full_total", lambda: self._outbound.num_ring_full, "request")
+        self._door.add_probes(exporter, clock)
         self._is_draining = False
         self._drain_retry_seconds = 1
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -123,26 +128,46 @@ class GatewayService:
         """Begin this gateway's life on the rings: what an earlier process left there is dropped and cancelled."""
         num_records = self._receiver.discard_all()
         log.debug("event ring taken over", num_records=num_records)
-        self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))
+        self._outbound.send(GatewayHello(self._reply_ring, self._starter.next_request_id))
 
     def limits(self) -> WorkerLimits:
         """What a request may ask of the worker. Raises RequestError NOT_READY or DRAINING."""
         if self._is_draining:
-            raise self._draining_error()
+            raise _draining_error(self._drain_retry_seconds)
         return self._worker.limits(self._clock.now_ns())
 
     def readiness(self) -> RequestError | None:
         """None when requests are welcome, else why they are not."""
         if self._is_draining:
-            return self._draining_error()
+            return _draining_error(self._drain_retry_seconds)
         return self._worker.problem(self._clock.now_ns())
 
     def submit(self, spec: GenerationSpec) -> RequestStream:
-        """Start one sequence. Raises RequestError."""
+        """`submit_call` for a call of one sequence that was not checked before."""
+        return self.submit_call([spec])[0]
+
+    def check_admission(self, call: CallOutline) -> None:
+        """Turn a call away before its prompts are tokenized, or let it pass on. Raises RequestError."""
+        if (problem := self.readiness()) is not None:
+            raise problem
         try:
-            return self._submit(spec)
+            self._door.check(call, self._clock.now_ns())
         except RequestError as error:
-            self._tracker.refuse(spec, error)
+            if error.reject_reason is not None:
+                self._tracker.refuse_call(call, self._door.num_prompt_tokens(call), error)
+            raise
+
+    def submit_call(self, specs: Sequence[GenerationSpec], call: CallOutline | None = None) -> list[RequestStream]:
+        """Start all sequences of a call, or none. `call`: as check_admission let it pass. Raises RequestError."""
+        try:
+            problem = self.readiness()
+            epoch = self._worker.epoch
+            if problem is not None or epoch is None:
+                raise problem or RequestError("The model is not loaded.", code=ErrorCode.NOT_READY, retry_after_seconds=1)
+            return self._starter.start_call(specs, call, self, epoch, self._clock.now_ns())
+        except RequestError as error:
+            for spec in specs:
+                self._tracker.refuse(spec, error)
             raise
 
     def report_on(self, stream: RequestStream) -> RequestReport:
@@ -161,9 +186,9 @@ class GatewayService:
         """One answered HTTP request."""
         self._meters.count_http(route, status)
 
-    def count_rejection(self, code: str) -> None:
-        """One request for generation that was refused before it started."""
-        self._meters.count_rejection(code)
+    def count_rejection(self, code: str, reason: str = "") -> None:
+        """One request for generation that was refused before it started. `reason`: a RejectReason's value, if it has one."""
+        self._meters.count_rejection(code, reason)
 
     def on_events(self) -> None:
         """The event doorbell rang: deliver what is on the ring."""
@@ -205,37 +230,13 @@ class GatewayService:
     def end_all(self) -> int:
         """End every stream with an error that says that the server stops; how many there were."""
         streams = self._demux.live_streams()
-        self._demux.fail_streams(streams, self._stopping_error, self._clock.now_ns(), cancel=True)
+        retry_seconds = self._drain_retry_seconds
+        self._demux.fail_streams(streams, lambda: _stopping_error(retry_seconds), self._clock.now_ns(), cancel=True)
         return len(streams)
 
     def cancel_stream(self, stream: RequestStream) -> None:
         """The stream's consumer gave it up."""
         self._demux.cancel(stream, self._clock.now_ns())
-
-    def _submit(self, spec: GenerationSpec) -> RequestStream:
-        now_ns = self._clock.now_ns()
-        problem = self.readiness()
-        epoch = self._worker.epoch
-        if problem is not None or epoch is None:
-            raise problem or RequestError("The model is not loaded.", code=ErrorCode.NOT_READY, retry_after_seconds=1)
-        identity = self._tracker.identify(spec, self._next_request_id)
-        request = _request_of(spec, identity, spec.origin.received_ns or now_ns, self._reply_ring)
-        text = TokenText(self._tokenizer, spec)
-        shown = _beginning_of(self._tokenizer, spec) if self._log_prompts else ""
-        permit = self._admission.admit(len(spec.prompt_token_ids), now_ns)
-        try:
-            is_taken = self._outbound.offer(request)
-        except RecordTooLarge:
-            permit.release(now_ns, completed=False)
-            raise RequestError("The request is too large.", code=ErrorCode.CONTENT_TOO_LARGE) from None
-        if not is_taken:
-            permit.release(now_ns, completed=False)
-            raise self._admission.refusal("The queue to the model is full.", now_ns)
-        self._next_request_id += 1
-        timeline = self._tracker.accept(identity, spec, request, now_ns)
-        stream = RequestStream(request.request_id, epoch, spec, text, permit, timeline, self, shown)
-        self._demux.open(stream)
-        return stream
 
     def _drain_once(self, now_ns: int) -> int:
         """Deliver what one look at the event ring gives; how many messages (a record that is lost counts)."""
@@ -266,7 +267,7 @@ class GatewayService:
             self._exporter.worker_ready()
             self._lose_streams(hello.epoch - 1, now_ns)
             # What was sent while its predecessor was thought to live may have come to this one: nobody waits for it.
-            self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))
+            self._outbound.send(GatewayHello(self._reply_ring, self._starter.next_request_id))
 
     def _recover(self, error: Exception, now_ns: int) -> None:
         """Records from the worker are lost, and nobody can tell whose: every stream ends, and the worker is greeted anew."""
@@ -274,7 +275,8 @@ class GatewayService:
         if isinstance(error, RingCorrupt):
             self._receiver.discard_all()
         self._demux.fail_streams(self._demux.live_streams(), incomplete_answer, now_ns)
-        self._outbound.send(GatewayHello(self._reply_ring, self._next_request_id))  # cancels them all, asks for a greeting
+        # This cancels them all and asks for a greeting.
+        self._outbound.send(GatewayHello(self._reply_ring, self._starter.next_request_id))
 
     def _lose_streams(self, max_epoch: int, now_ns: int) -> None:
         """End the streams of workers up to this epoch: they are gone."""
@@ -283,20 +285,6 @@ class GatewayService:
     def _cancel_sequence(self, request_id: int) -> None:
         self._outbound.send(CancelRequest(request_id))
 
-    def _draining_error(self) -> RequestError:
-        return RequestError(
-            "The server is stopping and takes no new work.",
-            code=ErrorCode.DRAINING,
-            retry_after_seconds=self._drain_retry_seconds,
-        )
-
-    def _stopping_error(self) -> RequestError:
-        return RequestError(
-            "The server is stopping. The request may be sent again.",
-            code=ErrorCode.DRAINING,
-            retry_after_seconds=self._drain_retry_seconds,
-        )
-
     def _note_idle(self) -> None:
         waiters, self._idle_waiters = self._idle_waiters, []
         for waiter in waiters:
@@ -304,26 +292,14 @@ class GatewayService:
                 waiter.set_result(None)
 
 
-def _request_of(spec: GenerationSpec, identity: RequestIdentity, arrival_ns: int, reply_ring: int) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=identity.request_id,
-        tenant_id=identity.tenant,
-        priority=spec.priority,
-        prompt_token_ids=spec.prompt_token_ids,
-        sampling=spec.sampling,
-        stopping=spec.stopping,
-        arrival_ns=arrival_ns,
-        deadline_ns=DEADLINE_NONE,
-        cache_salt=spec.cache_salt,
-        reply_ring=reply_ring,
-        model_id=identity.model,
-        service_class=identity.service_class,
-    )
+def _draining_error(retry_seconds: int) -> RequestError:
+    message = "The server is stopping and takes no new work."
+    return RequestError(message, code=ErrorCode.DRAINING, retry_after_seconds=retry_seconds)
 
 
-def _beginning_of(tokenizer: TextTokenizer, spec: GenerationSpec) -> str:
-    """Of the prompt's text, for the log of an operator who wants prompts in it."""
-    return tokenizer.decode(spec.prompt_token_ids[:MAX_LOGGED_PROMPT_TOKENS], skip_special_tokens=False)
+def _stopping_error(retry_seconds: int) -> RequestError:
+    message = "The server is stopping. The request may be sent again."
+    return RequestError(message, code=ErrorCode.DRAINING, retry_after_seconds=retry_seconds)
 
 
 def _worker_lost() -> RequestError:

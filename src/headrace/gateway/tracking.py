@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from headrace.gateway.deltas import GenerationSpec, ModelCard
+from headrace.gateway.deltas import CallOutline, GenerationSpec, ModelCard, RequestOrigin
 from headrace.gateway.stream import RequestStream
 from headrace.gateway.worker_view import WorkerView
 from headrace.protocol.errors import RequestError
@@ -46,22 +46,7 @@ class RequestTracker:
 
     def identify(self, spec: GenerationSpec, request_id: int) -> RequestIdentity:
         """Who asks what. Classes and tenants are those of the configuration, whatever the request says."""
-        origin = spec.origin
-        known_class = spec.service_class in self._class_names
-        return RequestIdentity(
-            request_id=request_id,
-            client_request_id=origin.client_request_id,
-            choice_index=origin.choice_index,
-            api=origin.api,
-            model=self._model,
-            service_class=spec.service_class if known_class else self._meters.traffic.default_class,
-            tenant=spec.tenant_id if spec.tenant_id in self._tenant_names else OTHER_TENANT,
-            priority=spec.priority,
-            num_prompt_tokens=len(spec.prompt_token_ids),
-            max_tokens=spec.stopping.max_tokens,
-            traceparent=origin.traceparent,
-            tracestate=origin.tracestate,
-        )
+        return self._identity(spec, spec.origin, request_id, len(spec.prompt_token_ids), spec.stopping.max_tokens)
 
     def accept(
         self, identity: RequestIdentity, spec: GenerationSpec, request: GenerationRequest, now_ns: int
@@ -76,6 +61,14 @@ class RequestTracker:
         arrival_ns = spec.origin.received_ns or self._clock.now_ns()
         code = error.code.value.code
         self._journal.refused(self.identify(spec, 0), arrival_ns, spec.prompt_token_ids, code, spec.cache_salt)
+
+    def refuse_call(self, call: CallOutline, num_prompt_tokens: int, error: RequestError) -> None:
+        """A call was turned away before its prompts were tokenized. `num_prompt_tokens`: about, of all its sequences."""
+        arrival_ns = call.origin.received_ns or self._clock.now_ns()
+        length = max(1, num_prompt_tokens // call.num_sequences)
+        for index in range(call.num_sequences):
+            identity = self._identity(call, replace(call.origin, choice_index=index), 0, length, call.max_tokens)
+            self._journal.refused(identity, arrival_ns, (), error.code.value.code, "")
 
     def close(self, stream: RequestStream) -> None:
         """The request has ended."""
@@ -129,3 +122,27 @@ class RequestTracker:
         if state == "decode" and now_ns - timeline.last_progress_ns >= threshold_ns:
             return StallCause.SLOW_STEP.value
         return None
+
+    def _identity(
+        self,
+        asked: GenerationSpec | CallOutline,
+        origin: RequestOrigin,
+        request_id: int,
+        num_prompt_tokens: int,
+        max_tokens: int,
+    ) -> RequestIdentity:
+        known_class = asked.service_class in self._class_names
+        return RequestIdentity(
+            request_id=request_id,
+            client_request_id=origin.client_request_id,
+            choice_index=origin.choice_index,
+            api=origin.api,
+            model=self._model,
+            service_class=asked.service_class if known_class else self._meters.traffic.default_class,
+            tenant=asked.tenant_id if asked.tenant_id in self._tenant_names else OTHER_TENANT,
+            priority=asked.priority,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+            traceparent=origin.traceparent,
+            tracestate=origin.tracestate,
+        )

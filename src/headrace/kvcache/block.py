@@ -26,13 +26,15 @@ class BlockTable:
 
     `block_ids` is one list for the table's whole life, changed in place: a step plan refers to it. Its length is the number of
     positions that have memory, in blocks. `nodes` are the cached contents of its leading blocks. `digests` are the chained
-    hashes of the sequence's leading full blocks, kept over a release because the tokens stay what they are.
+    hashes of the sequence's leading full blocks, kept over a release because the tokens stay what they are. `matched` are the
+    cached contents found by the last look-up, while the table is empty.
     """
 
     cache_salt: str
     block_ids: list[int] = field(default_factory=list)
     nodes: list[PrefixNode] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    matched: list[PrefixNode] = field(default_factory=list)
     shares: bool = True  # False once a hash collision was met: its further blocks stay private
 
 

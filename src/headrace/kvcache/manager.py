@@ -25,6 +25,16 @@ class KVCacheStatistics:
     num_evictions: int
 
 
+@dataclass(slots=True)
+class _Refusal:
+    """The admission that failed last: it needs no fewer blocks while its match is the same and no cached block was taken."""
+
+    table: BlockTable
+    last_node: PrefixNode  # of the match; where it is, all before it are as they were
+    num_needed_blocks: int
+    num_revivals: int
+
+
 class KVCacheManager:
     """Gives blocks to tables and takes them back. Refuses with False or None; a RuntimeError is a defect of the caller.
 
@@ -48,6 +58,7 @@ class KVCacheManager:
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, on_evict=self._index.remove)
         self._tables: dict[int, BlockTable] = {}  # id(table) -> a table that holds blocks
+        self._refusal: _Refusal | None = None
         self._num_query_tokens = 0
         self._num_hit_tokens = 0
 
@@ -76,20 +87,23 @@ class KVCacheManager:
         """The longest cached prefix of `token_ids`, in full blocks, under the table's salt. Takes nothing.
 
         Capped so that the last token is left to compute, because its logits are wanted: (n - 1) // block_size blocks.
+
+        Whoever waits is looked up in many steps, so the walk goes on where it ended the last time: a content that is still in
+        the index has all its parents there. The list is the table's own; it is right until blocks change.
         """
         if not self._enable_prefix_caching:
             return []
+        nodes, index = table.matched, self._index
+        while nodes and index.get(nodes[-1].digest) is not nodes[-1]:
+            nodes.pop()
         size = self.block_size
-        num_blocks = (len(token_ids) - 1) // size
-        nodes: list[PrefixNode] = []
-        parent: PrefixNode | None = None
-        for index in range(num_blocks):
-            self._keys.extend(table.digests, table.cache_salt, token_ids, index + 1)
-            node = self._index.get(table.digests[index])
-            if node is None or not node.holds(parent, tuple(token_ids[index * size : (index + 1) * size]), table.cache_salt):
+        for number in range(len(nodes), (len(token_ids) - 1) // size):
+            self._keys.extend(table.digests, table.cache_salt, token_ids, number + 1)
+            node = index.get(table.digests[number])
+            parent = nodes[-1] if nodes else None
+            if node is None or not node.holds(parent, tuple(token_ids[number * size : (number + 1) * size]), table.cache_salt):
                 break
             nodes.append(node)
-            parent = node
         return nodes
 
     def admit(
@@ -104,19 +118,41 @@ class KVCacheManager:
             raise RuntimeError("the table holds blocks already")
         nodes = self.match(table, token_ids)
         num_new = num_blocks_for(len(token_ids), self.block_size) - len(nodes)
-        num_revived = sum(self._pool.is_idle(node.block_id) for node in nodes)
-        if num_new + num_revived + num_spare_blocks > self._pool.num_available:
+        if num_new + num_spare_blocks > self._pool.num_available:
+            return None
+        if self._is_refused_as_before(table, num_spare_blocks):
+            return None
+        num_needed = num_new + self._num_idle(nodes)
+        if num_needed + num_spare_blocks > self._pool.num_available:
+            if nodes:
+                self._refusal = _Refusal(table, nodes[-1], num_needed, self._pool.num_revivals)
             return None
         for node in nodes:
             self._pool.acquire(node.block_id)
             table.block_ids.append(node.block_id)
-        table.nodes.extend(nodes)
-        self._allocate(table, num_new)
         num_cached_tokens = len(nodes) * self.block_size
+        table.nodes.extend(nodes)
+        nodes.clear()
+        self._allocate(table, num_new)
         if counts_query and self._enable_prefix_caching:
             self._num_query_tokens += len(token_ids)
             self._num_hit_tokens += num_cached_tokens
         return num_cached_tokens
+
+    def num_missing_blocks(self, table: BlockTable, token_ids: Sequence[int], num_spare_blocks: int) -> int:
+        """How many more blocks would have to be available for `admit` to succeed; 0 when it would."""
+        nodes = self.match(table, token_ids)
+        num_new = num_blocks_for(len(token_ids), self.block_size) - len(nodes)
+        return max(0, num_new + self._num_idle(nodes) + num_spare_blocks - self._pool.num_available)
+
+    def num_released_blocks(self, table: BlockTable, beneficiary: BlockTable) -> int:
+        """Blocks that `release` of a table would make available to another: those that nobody else holds.
+
+        What `beneficiary` was found to share (by its last `match`) does not count: that is not missing.
+        """
+        pool = self._pool
+        shared = {node.block_id for node in beneficiary.matched}
+        return sum(pool.blocks[block_id].num_references == 1 and block_id not in shared for block_id in table.block_ids)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Give the table memory for so many token positions in all; False, and nothing is taken, when there is not enough."""
@@ -198,6 +234,22 @@ class KVCacheManager:
                 raise RuntimeError(f"block {node.block_id} is cached, the block before it is not")
         if len(self._index) != sum(block.node is not None for block in self._pool.blocks):
             raise RuntimeError("a block has a content that the index does not know")
+
+    def _num_idle(self, nodes: Sequence[PrefixNode]) -> int:
+        """Of these contents, those that nobody holds: sharing them makes as many blocks fewer available."""
+        return sum(self._pool.is_idle(node.block_id) for node in nodes)
+
+    def _is_refused_as_before(self, table: BlockTable, num_spare_blocks: int) -> bool:
+        """Whether the head of a queue, asked for in each step, needs no walk over its match to be refused once more."""
+        refusal = self._refusal
+        return (
+            refusal is not None
+            and refusal.table is table
+            and refusal.num_revivals == self._pool.num_revivals
+            and bool(table.matched)
+            and table.matched[-1] is refusal.last_node
+            and refusal.num_needed_blocks + num_spare_blocks > self._pool.num_available
+        )
 
     def _allocate(self, table: BlockTable, num_blocks: int) -> None:
         table.block_ids.extend(self._pool.allocate() for _ in range(num_blocks))

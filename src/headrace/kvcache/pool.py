@@ -23,6 +23,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, on_evict: Callable[[PrefixNode], None]) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.num_evictions = 0
+        self.num_revivals = 0  # times that a cached block was held again
         self.now_ns = 0  # the time for what happens next; written by the manager
         self._evictions: list[tuple[int, int]] = []
         self._on_evict = on_evict
@@ -89,6 +90,7 @@ class BlockPool:
             raise RuntimeError(f"block {block_id} has no shareable content")
         if block.num_references == 0:
             del self._cached[block_id]
+            self.num_revivals += 1
         block.num_references += 1
 
     def release(self, block_id: int) -> None:

@@ -82,6 +82,32 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="Most tokens of one sequence, prompt and output. Default: what the model was made for."),
     ] = None
+    policy: Annotated[
+        Literal["headrace", "fcfs"],
+        Meta(
+            description="headrace: by class, fair between tenants, earliest first-token target first. fcfs: first come, first "
+            "served, whatever class and tenant."
+        ),
+    ] = "headrace"
+    step_time_budget: Annotated[
+        bool,
+        Meta(
+            description="Cut prompts into chunks so that steps keep the TBT targets of the streams that run. Off: only "
+            "--max-num-batched-tokens bounds a step."
+        ),
+    ] = True
+    min_chunk_tokens: Annotated[
+        int, Meta(ge=1, le=8192, description="Fewest tokens of a prompt that a step computes, whatever the TBT target.")
+    ] = 64
+    class_aging_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=MAX_SECONDS,
+            description="For each class above it, a request waits so long (or an equal part of its ttft_target_ms, if that is "
+            "longer) and is then served as one of that class: nobody starves.",
+        ),
+    ] = 30.0
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +141,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(ge=0, description="Most requests that wait beside the running ones; more are refused with 503 and Retry-After."),
     ] = 1024
+    admission: Annotated[
+        Literal["forecast", "bounds"],
+        Meta(
+            description="forecast: a request whose first token would come later than its class allows is refused at once and "
+            "told when to come again. bounds: only full queues refuse."
+        ),
+    ] = "forecast"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
     max_choices: Annotated[int, Meta(ge=1, le=4096, description="Most choices (n, times prompts in a list) of one call.")] = 128
     keep_alive_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS, description="How long an idle connection is kept.")] = 75.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from headrace.protocol.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a frozen one takes three times as long to make, and one is made for each token
 class StepRow:
-    """Some consecutive tokens of one sequence, to be computed in this step.
+    """Some consecutive tokens of one sequence, to be computed in this step. Nobody changes it.
 
     The tokens stand at positions start_position .. start_position + len(token_ids) - 1. Position p lives in slot
     (block_ids[p // block_size], p % block_size). Everything before start_position is in the KV storage already.

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.messages import GenerationRequest
-from headrace.protocol.traffic import OTHER_TENANT, TrafficPolicy
+from headrace.protocol.traffic import OTHER_TENANT, ServiceClass, TrafficPolicy
 
 Account = tuple[str, str]  # (tenant, service class): one party to the sharing of tokens
 Rank = tuple[int, int, int]  # (first token due, arrival, request id), in nanoseconds: smaller goes first
@@ -112,13 +112,23 @@ class ClaimRules:
         aging_ns: int = DEFAULT_AGING_NS,
         priority_aging_ns: int = DEFAULT_AGING_NS,
         preemption_credit_ns: int | None = None,
+        is_fcfs: bool = False,
+        ages_by_target: bool = False,
     ) -> None:
-        """`preemption_credit_ns`: a quarter of `aging_ns` if None. Raises ConfigurationError."""
+        """`preemption_credit_ns`: a quarter of `aging_ns` if None. Raises ConfigurationError.
+
+        `is_fcfs`: everybody is of one account and of level 0, and the arrival alone is the rank. What classes say of time in
+        the queue and between tokens is kept. `ages_by_target`: a class below the highest level takes its TTFT target to get
+        there, where that is longer than `aging_ns` for each level: background work that was promised minutes does not push in
+        after one. The credit for a preemption grows with it.
+        """
         credit_ns = max(1, aging_ns // 4) if preemption_credit_ns is None else preemption_credit_ns
         if aging_ns < 1 or credit_ns < 1 or priority_aging_ns < 0:
             raise ConfigurationError("aging and preemption credit must be above 0, priority aging must not be negative.")
         levels = sorted({entry.level for entry in policy.classes})
-        self.num_levels = len(levels)
+        self._is_fcfs = is_fcfs
+        self._ages_by_target = ages_by_target
+        self.num_levels = 1 if is_fcfs else len(levels)
         self.aging_ns = aging_ns
         self.preemption_credit_ns = credit_ns
         self._priority_aging_ns = priority_aging_ns
@@ -139,28 +149,55 @@ class ClaimRules:
     def claim(self, request: GenerationRequest) -> Claim:
         """The claim of a request that begins to wait. Its wait counts from its arrival at the gateway."""
         service_class, level = self._classes.get(request.service_class, self._default)
+        if self._is_fcfs:
+            return self._first_come(request, service_class)
         tenant = request.tenant_id if request.tenant_id in self._tenants else OTHER_TENANT
         arrival_ns = request.arrival_ns
-        due_ns = arrival_ns + min(service_class.ttft_target_ns, (level + 1) * self.aging_ns)
+        due_ns = arrival_ns + min(service_class.ttft_target_ns, (level + 1) * self._aging_of(service_class, level))
         if request.deadline_ns:
             due_ns = min(due_ns, request.deadline_ns)
         due_ns += request.priority * self._priority_aging_ns
-        timeout_ns = service_class.queue_timeout_ns
+        account, hurry_ns = (tenant, service_class.name), arrival_ns + max(0, due_ns - arrival_ns) // 2
+        return self._make(request, service_class, account, level, due_ns, hurry_ns, request.priority)
+
+    def _first_come(self, request: GenerationRequest, service_class: ServiceClass) -> Claim:
+        """The claim of a policy that knows arrivals alone; always in a hurry, so that no cached prefix is preferred to it."""
+        account, arrival_ns = (OTHER_TENANT, self._default[0].name), request.arrival_ns
+        return self._make(request, service_class, account, 0, arrival_ns, arrival_ns, priority=0)
+
+    def _make(
+        self,
+        request: GenerationRequest,
+        service_class: ServiceClass,
+        account: Account,
+        level: int,
+        due_ns: int,
+        hurry_ns: int,
+        priority: int,
+    ) -> Claim:
+        arrival_ns, timeout_ns = request.arrival_ns, service_class.queue_timeout_ns
+        aging_ns = self._aging_of(service_class, level)
         return Claim(
             request_id=request.request_id,
-            account=(tenant, service_class.name),
+            account=account,
             class_level=level,
-            priority=request.priority,
+            priority=priority,
             rank=(due_ns, arrival_ns, request.request_id),
-            hurry_ns=arrival_ns + max(0, due_ns - arrival_ns) // 2,
+            hurry_ns=hurry_ns,
             queue_expires_ns=arrival_ns + timeout_ns if timeout_ns else 0,
             deadline_ns=request.deadline_ns,
             tbt_target_ns=service_class.tbt_target_ns,
-            aging_ns=self.aging_ns,
-            preemption_credit_ns=self.preemption_credit_ns,
+            aging_ns=aging_ns,
+            preemption_credit_ns=-(-self.preemption_credit_ns * aging_ns // self.aging_ns),
             level=level,
-            promotes_ns=arrival_ns + self.aging_ns,
+            promotes_ns=arrival_ns + aging_ns,
         )
+
+    def _aging_of(self, service_class: ServiceClass, level: int) -> int:
+        """What a request of this class waits for each level."""
+        if not (self._ages_by_target and level):
+            return self.aging_ns
+        return max(self.aging_ns, service_class.ttft_target_ns // level)
 
 
 def prefer_cached(candidates: Iterable[ClaimantT], num_cached_tokens_of: Callable[[ClaimantT], int]) -> ClaimantT | None:

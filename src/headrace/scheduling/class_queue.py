@@ -37,6 +37,9 @@ class _Timetable:
     def first_due(self, now_ns: int) -> int | None:
         return self._entries[0][1] if self._entries and self._entries[0][0] <= now_ns else None
 
+    def next_ns(self) -> int | None:
+        return self._entries[0][0] if self._entries else None
+
     def due(self, now_ns: int) -> list[int]:
         return [request_id for _, request_id in self._entries[: bisect_left(self._entries, (now_ns + 1,))]]
 
@@ -144,6 +147,10 @@ class ClassQueue(Generic[ClaimantT]):
         They stay in the queue; the caller ends them and removes them.
         """
         return [self._items[request_id] for request_id in self._exits.due(now_ns)]
+
+    def next_expiry_ns(self) -> int | None:
+        """When the next one must leave; None when nobody's time is limited."""
+        return self._exits.next_ns()
 
     def head(self) -> ClaimantT | None:
         """The next to be admitted; it stays in the queue. None when nobody waits."""

@@ -5,11 +5,13 @@ Must not know: where the numbers come from.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.messages import WorkerLimits
 from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.traffic import TrafficPolicy
+from headrace.scheduling.claims import ClaimRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,21 @@ class SchedulerConfig:
     # and then stands before all later ones, so that low priority gets its turn under steady load.
     priority_aging_ns: int = 60_000_000_000
     traffic: TrafficPolicy = field(default_factory=TrafficPolicy)
+    policy: Literal["headrace", "fcfs"] = "headrace"  # fcfs: by arrival alone, whatever class, tenant and priority
+    class_aging_ns: int = 30_000_000_000  # least wait for which a request stands one level higher; see ClaimRules
+    step_time_budget: bool = True  # prefill is cut so that steps keep the TBT targets of the streams in them
+    min_chunk_tokens: int = 64  # a prompt gets at least so many tokens of a step, or none
     stall_threshold_ns: int = 250_000_000  # who does not get on for so long has stalled
 
     def __post_init__(self) -> None:
         least = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
-        for name, low in (*least.items(), ("priority_aging_ns", 0), ("stall_threshold_ns", 1)):
+        for name, low in (
+            *least.items(),
+            ("priority_aging_ns", 0),
+            ("stall_threshold_ns", 1),
+            ("class_aging_ns", 1),
+            ("min_chunk_tokens", 1),
+        ):
             if getattr(self, name) < low:
                 raise ConfigurationError(f"{name} must be at least {low}, not {getattr(self, name)}.")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -36,6 +48,17 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
                 "every running sequence gets one token in each step."
             )
+
+
+def claim_rules_of(config: SchedulerConfig) -> ClaimRules:
+    """How requests' claims are made."""
+    return ClaimRules(
+        config.traffic,
+        aging_ns=config.class_aging_ns,
+        priority_aging_ns=config.priority_aging_ns,
+        is_fcfs=config.policy == "fcfs",
+        ages_by_target=True,
+    )
 
 
 def limits_of(config: SchedulerConfig, spec: ExecutorSpec) -> WorkerLimits:

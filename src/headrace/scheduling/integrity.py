@@ -20,6 +20,7 @@ def check_sequences(config: SchedulerConfig, limits: WorkerLimits, sequences: Li
         raise RuntimeError(f"{len(running)} sequences run, at most {config.max_num_seqs} may")
     if len(deadlines) != sum(bool(sequence.request.deadline_ns) for sequence in live.values()):
         raise RuntimeError("a deadline is watched for no live sequence, or not for one that has it")
+    waiting.check_integrity()
     for sequence in waiting:
         if sequence.state not in (RequestState.WAITING, RequestState.PREEMPTED):
             raise RuntimeError(f"request {sequence.request_id} waits and is {sequence.state}")

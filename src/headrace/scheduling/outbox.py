@@ -16,6 +16,11 @@ class EventOutbox:
     def __init__(self) -> None:
         self._events: dict[int, list[TokenEvent]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every event was taken."""
+        return not self._events
+
     def put_token(self, sequence: Sequence) -> None:
         """The sequence's last token, just drawn, which does not end it."""
         index = sequence.num_output_tokens - 1

@@ -9,17 +9,18 @@ from headrace.protocol.errors import ErrorCode
 from headrace.protocol.lifecycle import FinishReason, RequestState
 from headrace.protocol.messages import GenerationRequest, TokenEvent, WorkerLimits
 from headrace.protocol.ports import ExecutorSpec
-from headrace.protocol.stalls import StallCause
 from headrace.protocol.step import StepFailure, StepPlan, StepResult
-from headrace.scheduling.budget import StepDraft
-from headrace.scheduling.config import SchedulerConfig, limits_of
+from headrace.scheduling.claims import Account, Claim
+from headrace.scheduling.config import SchedulerConfig, claim_rules_of, limits_of
 from headrace.scheduling.in_flight import InFlight
 from headrace.scheduling.integrity import check_classes, check_sequences
 from headrace.scheduling.live import LiveSequences
 from headrace.scheduling.outbox import EventOutbox
-from headrace.scheduling.policy import JoinPolicy, OpenBatch
+from headrace.scheduling.placement import Placement
+from headrace.scheduling.planner import StepPlanner
+from headrace.scheduling.policy import JoinPolicy
 from headrace.scheduling.sequence import Sequence
-from headrace.scheduling.stalls import StallWatch
+from headrace.scheduling.stalls import StallWatch, WaitKind
 from headrace.scheduling.statistics import Counters, SchedulerStatistics
 
 
@@ -34,7 +35,6 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, spec: ExecutorSpec, policy: JoinPolicy | None = None) -> None:
         self._config = config
         self._spec = spec
-        self._policy: JoinPolicy = policy or OpenBatch(config.max_num_seqs)
         self._limits = limits_of(config, spec)
         self._blocks = KVCacheManager(
             num_blocks=spec.num_blocks,
@@ -43,10 +43,13 @@ class Scheduler:
             kv_format=spec.kv_format,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._live = LiveSequences(len(config.traffic.classes))
+        self._rules = claim_rules_of(config)
+        self._live = LiveSequences(len(config.traffic.classes), self._rules)
         self._outbox = EventOutbox()
         self._counters = Counters()
         self._stalls = StallWatch(config.stall_threshold_ns)
+        placement = Placement(self._live, self._blocks, self._stalls, self._counters, self._outbox)
+        self._planner = StepPlanner(config, self._live, self._blocks, placement, policy)
         self._class_indices = {name: index for index, name in enumerate(config.traffic.class_names)}
         self._default_class = self._class_indices[config.traffic.default_class]
         self._released_ids: list[int] = []
@@ -62,6 +65,17 @@ class Scheduler:
         """Whether any request is live."""
         return bool(self._live.by_id)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether take_events has something to give."""
+        return not self._outbox.is_empty
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When the next live request must leave, at its deadline or at the end of its time in the queue; None: never."""
+        times_ns = (self._live.deadlines.next_ns, self._live.waiting.next_expiry_ns())
+        return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
+
     def add(self, request: GenerationRequest, now_ns: int) -> None:
         """Take a request. One that can never run ends at once with an error; one whose id is live is dropped and counted."""
         if request.request_id in self._live.by_id:
@@ -69,8 +83,8 @@ class Scheduler:
             return
         limits = self._limits
         class_index = self._class_indices.get(request.service_class, self._default_class)
-        ageing_ns = self._config.priority_aging_ns
-        sequence = Sequence(request, self._spec.eos_token_ids, limits.max_model_len, ageing_ns, class_index)
+        claim = self._rules.claim(request)
+        sequence = Sequence(request, self._spec.eos_token_ids, limits.max_model_len, claim, class_index)
         self._counters.num_started += 1
         self._live.add(sequence)
         self._stalls.queue(sequence.wait, min(request.arrival_ns, now_ns))
@@ -90,23 +104,14 @@ class Scheduler:
             self._finish(sequence, FinishReason.CANCELLED, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan:
-        """The next step. It has rows whenever a request is live once those past their deadline have ended.
-
-        First one row for each sequence with a single token to compute, so that prompts never make a stream wait; then prompts
-        under way; then newcomers. Within each, by rank.
-        """
+        """The next step. It has rows whenever a request is live once those past their deadline have ended."""
         if not self._in_flight.is_empty:
             raise RuntimeError("schedule was called before the result of the plan before was applied")
         self._blocks.note_time(now_ns)
         self._stalls.begin_step(now_ns)
-        while (overdue := self._live.deadlines.first_due(now_ns)) is not None:
-            self._finish(overdue, FinishReason.DEADLINE, now_ns)
-        max_num_tokens = self._config.max_num_batched_tokens
-        draft = StepDraft(self._counters.num_steps, max_num_tokens)
-        self._plan_single_tokens(draft, now_ns)
-        self._plan_chunks(draft)
-        blocked_by = self._admit(draft, now_ns)
-        self._stalls.end_step(blocked_by, max_num_tokens - draft.num_tokens_left, draft.num_prefill_tokens)
+        self._end_overdue(now_ns)
+        draft, blocked_by = self._planner.plan(self._counters.num_steps, now_ns)
+        self._stalls.end_step(blocked_by, draft.num_tokens, draft.num_prefill_tokens)
         if not draft.sequences:
             if self.has_work:
                 raise RuntimeError(f"a step without rows although there is work: {self.statistics()}")
@@ -123,18 +128,30 @@ class Scheduler:
             raise RuntimeError(f"result of step {result.step_id} for step {plan.step_id}")
         sequences = self._land(plan, now_ns)
         self._counters.num_padding_tokens += result.num_padding_tokens
+        if plan.rows:
+            self._planner.land(now_ns)
+        tokens, failures = result.tokens, result.failures
+        num_drawn_by_claim: dict[tuple[int, Account], list[Claim]] = {}
         for row, sequence in zip(plan.rows, sequences, strict=True):
             if sequence.state is RequestState.FINISHED:
                 continue
             num_tokens = len(row.token_ids)
-            self._stalls.share(sequence.wait, num_tokens)
-            failure = result.failures.get(row.request_id)
-            if failure is not None:
-                self._finish(sequence, FinishReason.ERROR, now_ns, failure)
+            if sequence.wait.kind is WaitKind.PREFILL:
+                self._stalls.share(sequence.wait, num_tokens)
+            if failures and row.request_id in failures:
+                self._finish(sequence, FinishReason.ERROR, now_ns, failures[row.request_id])
                 continue
             self._advance(sequence, num_tokens)
             if row.samples:
-                self._take_token(sequence, result.tokens.get(row.request_id), now_ns)
+                claim = sequence.claim
+                key = (claim.level, claim.account)
+                if key in num_drawn_by_claim:
+                    num_drawn_by_claim[key].append(claim)
+                else:
+                    num_drawn_by_claim[key] = [claim]
+                self._take_token(sequence, tokens.get(row.request_id), now_ns)
+        for claims in num_drawn_by_claim.values():
+            self._live.waiting.charge(claims[0], num_output_tokens=len(claims))
 
     def fail_step(self, plan: StepPlan, code: str, message: str, now_ns: int) -> None:
         """The step as a whole failed: the requests of its rows end with this error, all others live on."""
@@ -154,7 +171,9 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """A snapshot; cheap enough for every step."""
-        return SchedulerStatistics.of(self._live, self._stalls.blocked_by, self._blocks.statistics(), self._counters)
+        return SchedulerStatistics.of(
+            self._live, self._stalls.blocked_by, self._blocks.statistics(), self._counters, self._planner.prefill
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when any account is wrong. Costs a walk over everything: for tests."""
@@ -165,68 +184,15 @@ class Scheduler:
         if num_tables != num_running + self._in_flight.num_late_tables:
             raise RuntimeError(f"{num_tables} tables hold blocks, {num_running} sequences run")
 
-    def _plan_single_tokens(self, draft: StepDraft, now_ns: int) -> None:
-        """Rows of sequences with one token to compute. Where memory is short, the last in rank are preempted for the first."""
-        index = 0
-        running = self._live.running
-        while index < len(running):
-            sequence = running[index]
-            index += 1
-            if sequence.num_remaining_tokens > 1:
-                continue
-            while not self._blocks.extend(sequence.table, len(sequence.token_ids)):
-                victim = running[-1]
-                self._preempt(victim, now_ns)
-                if victim is sequence:
-                    return
-            draft.add(sequence)
-
-    def _plan_chunks(self, draft: StepDraft) -> None:
-        """Rows of sequences with more to compute. Their memory was taken at admission; the first always gets budget."""
-        for sequence in self._live.running:
-            if draft.num_tokens_left == 0:
-                return
-            if sequence.num_remaining_tokens > 1:
-                draft.add(sequence)
-
-    def _admit(self, draft: StepDraft, now_ns: int) -> StallCause | None:
-        """Let waiting sequences join, in order and without overtaking, while places, budget and memory last.
-
-        Returns which of these was at its end; None when nobody waits any more.
-
-        A sequence joins with memory for all its tokens, and only if every running one could still get a block afterwards:
-        without that reserve an admission would be undone by the next preemption.
-        """
-        running, waiting = self._live.running, self._live.waiting
-        num_places = self._policy.num_may_join(num_running=len(running), num_waiting=len(waiting), now_ns=now_ns)
-        while (sequence := waiting.head()) is not None:
-            if num_places <= 0:
-                return StallCause.NO_SLOT
-            if draft.num_tokens_left <= 0:
-                return StallCause.NO_BUDGET
-            num_cached_tokens = self._blocks.admit(
-                sequence.table,
-                sequence.token_ids,
-                num_spare_blocks=len(running),
-                counts_query=sequence.state is RequestState.WAITING,
-            )
-            if num_cached_tokens is None:
-                return StallCause.NO_BLOCKS
-            self._live.admit(sequence)
-            self._counters.num_cached_prompt_tokens += sequence.start(num_cached_tokens, now_ns)
-            self._stalls.admit(sequence.wait, now_ns)
-            draft.add(sequence)
-            num_places -= 1
-        return None
-
-    def _preempt(self, sequence: Sequence, now_ns: int) -> None:
-        """Take a running sequence's memory; its tokens are computed again later, but for what the prefix cache still has."""
-        sequence.preempt()
-        self._live.preempt(sequence)
-        self._blocks.release(sequence.table)
-        self._counters.num_preemptions += 1
-        self._stalls.preempt(sequence.wait, now_ns)
-        self._outbox.put_preemption(sequence)
+    def _end_overdue(self, now_ns: int) -> None:
+        """End those whose deadline has passed, and newcomers that have waited for as long as their class lets them."""
+        while (overdue := self._live.deadlines.first_due(now_ns)) is not None:
+            failure = StepFailure(ErrorCode.DEADLINE_EXCEEDED.value.code, "The request's own deadline has passed.")
+            self._finish(overdue, FinishReason.DEADLINE, now_ns, failure)
+        for sequence in self._live.waiting.expired(now_ns):
+            message = f"The request waited for longer than its class {sequence.request.service_class!r} allows."
+            failure = StepFailure(ErrorCode.DEADLINE_EXCEEDED.value.code, message)
+            self._finish(sequence, FinishReason.DEADLINE, now_ns, failure)
 
     def _land(self, plan: StepPlan, now_ns: int) -> list[Sequence]:
         """The sequences of the plan in flight, which is not in flight any more."""
@@ -237,6 +203,12 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Account for computed tokens and let full blocks be shared."""
+        if num_tokens == 1 and sequence.num_computed_tokens == sequence.num_ever_computed_tokens >= sequence.num_prompt_tokens:
+            num_computed_tokens = sequence.num_computed_tokens + 1  # a stream's row, by far the most frequent
+            sequence.num_computed_tokens = sequence.num_ever_computed_tokens = num_computed_tokens
+            if num_computed_tokens % self._blocks.block_size == 0:
+                self._blocks.commit(sequence.table, sequence.token_ids, num_computed_tokens)
+            return
         num_new_prompt_tokens, num_recomputed_tokens = sequence.advance(num_tokens)
         self._counters.num_prompt_tokens += num_new_prompt_tokens
         self._counters.num_recomputed_tokens += num_recomputed_tokens
@@ -265,7 +237,9 @@ class Scheduler:
         num_new_tokens: int = 0,
     ) -> None:
         """End a live sequence, wherever it stands: the one place that emits terminal events."""
-        self._live.remove(sequence)
+        self._live.remove(sequence, now_ns)
+        if not self._live.by_id:
+            self._planner.rest()
         sequence.move_to(RequestState.FINISHED)
         self._in_flight.release(sequence)
         self._stalls.cut(sequence.wait, now_ns)

@@ -8,6 +8,7 @@ from headrace.kvcache import BlockTable
 from headrace.protocol.errors import ErrorCode
 from headrace.protocol.lifecycle import FinishReason, RequestState, check_transition
 from headrace.protocol.messages import GenerationRequest, Usage, WorkerLimits
+from headrace.scheduling.claims import Claim, Rank
 from headrace.scheduling.stalls import Wait
 
 
@@ -19,6 +20,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "claim",
         "class_index",
         "first_scheduled_ns",
         "max_tokens",
@@ -28,7 +30,6 @@ class Sequence:
         "num_ever_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "rank",
         "request",
         "request_id",
         "state",
@@ -44,7 +45,7 @@ class Sequence:
         request: GenerationRequest,
         eos_token_ids: frozenset[int],
         max_model_len: int,
-        priority_aging_ns: int,
+        claim: Claim,
         class_index: int = 0,
     ) -> None:
         stopping = request.stopping
@@ -55,9 +56,7 @@ class Sequence:
         self.state = RequestState.WAITING
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        # Whoever has the smaller rank goes first, in the queue and when memory is short. It never changes: the first in rank
-        # advances in every step until it ends, and so does everybody in turn.
-        self.rank = (request.arrival_ns + request.priority * priority_aging_ns, request.request_id)
+        self.claim = claim
         self.max_tokens = min(self.num_prompt_tokens + stopping.max_tokens, max_model_len)  # of the whole sequence
         self.min_tokens = self.num_prompt_tokens + stopping.min_tokens  # of the whole sequence, the ending token left out
         own_stops = frozenset(stopping.stop_token_ids)
@@ -69,6 +68,11 @@ class Sequence:
         self.num_preemptions = 0
         self.first_scheduled_ns = 0
         self.was_planned = False  # whether the executor has ever heard of it
+
+    @property
+    def rank(self) -> tuple[int, Rank]:
+        """Of those that run, who has the smaller rank goes first, and gives way last when memory is short."""
+        return self.claim.key
 
     @property
     def num_remaining_tokens(self) -> int:

@@ -11,6 +11,7 @@ from headrace.kvcache import KVCacheStatistics
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.stalls import StallCause
 from headrace.scheduling.live import LiveSequences
+from headrace.scheduling.prefill_budget import PrefillBudget
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Counters:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0  # computed again after a preemption
     num_padding_tokens: int = 0  # positions computed in vain, as executors tell
+    num_claim_preemptions: int = 0  # of num_preemptions: in favour of a strictly higher claim
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
@@ -51,14 +53,23 @@ class SchedulerStatistics:
     num_preemptions: int
     num_recomputed_tokens: int
     num_padding_tokens: int
+    num_claim_preemptions: int
     num_finished: Mapping[FinishReason, int]
     num_running_by_class: tuple[int, ...]  # by index in TrafficPolicy.classes
     num_waiting_by_class: tuple[int, ...]
+    step_time_error_ratio: float  # mean relative error of the step-time model over the last steps
+    step_time_predicted_ns: int  # of the last step
+    step_time_target_ns: int  # the tightest TBT target of the last step's streams; 0: none
     blocked_by: StallCause | None  # what keeps the next waiting sequence from joining; None when nobody waits
 
     @classmethod
     def of(
-        cls, live: LiveSequences, blocked_by: StallCause | None, blocks: KVCacheStatistics, counters: Counters
+        cls,
+        live: LiveSequences,
+        blocked_by: StallCause | None,
+        blocks: KVCacheStatistics,
+        counters: Counters,
+        prefill: PrefillBudget,
     ) -> "SchedulerStatistics":
         """Put the parts together; later counting does not change the snapshot."""
         num_waiting = len(live.waiting)
@@ -81,8 +92,12 @@ class SchedulerStatistics:
             num_preemptions=counters.num_preemptions,
             num_recomputed_tokens=counters.num_recomputed_tokens,
             num_padding_tokens=counters.num_padding_tokens,
+            num_claim_preemptions=counters.num_claim_preemptions,
             num_finished=dict(counters.num_finished),
             num_running_by_class=tuple(live.num_running_by_class),
             num_waiting_by_class=tuple(live.num_waiting_by_class),
+            step_time_error_ratio=prefill.model.error_ratio,
+            step_time_predicted_ns=prefill.predicted_ns,
+            step_time_target_ns=prefill.target_ns,
             blocked_by=blocked_by if num_waiting else None,
         )

@@ -32,8 +32,11 @@ def jain_index(values: Sequence[float]) -> float:
     """(sum x)^2 / (n * sum x^2), in 1/n .. 1; 1 where nobody got anything. Raises ValueError without values."""
     if not values:
         raise ValueError("no value, no index")
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+    most = max(values)
+    if most <= 0:
+        return 1.0
+    parts = [value / most for value in values]  # so that squares neither vanish nor overflow
+    return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
 
 
 def fairness_of(

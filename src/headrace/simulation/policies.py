@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Permit
+from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Applicant, Permit
 from headrace.protocol.errors import ConfigurationError, RequestError
 from headrace.protocol.messages import GenerationRequest
 from headrace.protocol.ports import ExecutorSpec
@@ -78,26 +78,41 @@ class Gate(Protocol):
 
 
 class ServerAdmission:
-    """The gateway's own admission: bounds on requests in flight and on waiting prompt tokens, a computed Retry-After."""
+    """The gateway's own admission: bounds, forecasts of first tokens, times to come again, places kept for the refused."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._control = AdmissionControl(AdmissionLimits(machine.max_in_flight, machine.max_queued_prompt_tokens))
+    def __init__(self, machine: Machine, *, forecasts: bool = True) -> None:
+        self._traffic = machine.traffic
+        self._control = AdmissionControl(
+            AdmissionLimits(
+                machine.max_in_flight,
+                machine.max_queued_prompt_tokens,
+                max_num_seqs=machine.config.max_num_seqs,
+                traffic=machine.traffic,
+                forecasts=forecasts,
+            )
+        )
         self._permits: dict[int, Permit] = {}
 
     def decide(self, request: SimulatedRequest, now_ns: int) -> Refusal | None:
-        """Ask for a permit."""
+        """Ask for a permit. Who comes again is known by its number, as callers are by their request's digest."""
+        applicant = Applicant(
+            self._traffic.class_of(request.service_class),
+            self._traffic.tenant_name(request.tenant_id),
+            request.index.to_bytes(8, "big"),
+            request.timeout_ns,
+        )
         try:
-            self._permits[request.index] = self._control.admit(request.prompt_tokens, now_ns)
+            self._permits[request.index] = self._control.admit(request.prompt_tokens, now_ns, applicant)
         except RequestError as error:
             return Refusal(round((error.retry_after_seconds or 0) * 1e9))
         return None
 
     def note_step(self, decode_rows: int, prefill_tokens: int, context_tokens: int, duration_ns: int, now_ns: int) -> None:
-        """It goes by completions alone."""
+        """It goes by first tokens and ends alone."""
 
     def note_first_token(self, request: SimulatedRequest, now_ns: int) -> None:
         """Its tokens leave the queue."""
-        self._permits[request.index].leave_queue()
+        self._permits[request.index].leave_queue(now_ns)
 
     def note_end(self, request: SimulatedRequest, now_ns: int, *, completed: bool) -> None:
         """Take the permit back."""
@@ -181,9 +196,23 @@ class Policy:
     gate: Callable[[Machine], Gate] = _open_gate
 
 
+def _bounds_only(machine: Machine) -> Admission:
+    """Nothing is forecast: only full queues refuse."""
+    return ServerAdmission(machine, forecasts=False)
+
+
+def _headrace(machine: Machine) -> SchedulerConfig:
+    return replace(machine.config, policy="headrace", step_time_budget=True)
+
+
+def _first_come(machine: Machine) -> SchedulerConfig:
+    """Chunks of a fixed number of tokens, in order of arrival."""
+    return replace(machine.config, policy="fcfs", step_time_budget=False)
+
+
 def _unchunked(machine: Machine) -> SchedulerConfig:
     """A budget that no step can reach."""
-    config = machine.config
+    config = _first_come(machine)
     return replace(config, max_num_batched_tokens=config.max_num_seqs * config.max_model_len)
 
 
@@ -191,15 +220,36 @@ def _anonymous(request: GenerationRequest, machine: Machine) -> GenerationReques
     return msgspec.structs.replace(request, priority=0, tenant_id=DEFAULT_TENANT, service_class=machine.traffic.default_class)
 
 
-CURRENT = Policy("current", "the scheduler as configured")
+HEADRACE = Policy(
+    "headrace", "classes, fair tenants, steps bounded in time, admission by forecast with times to come again", config=_headrace
+)
+CURRENT = Policy("current", "scheduler and admission as configured")
+UNGUARDED = Policy(
+    "unguarded", "as headrace, but nobody is refused before a queue is full", config=_headrace, admission=_bounds_only
+)
 FCFS = Policy(
-    "fcfs", "in order of arrival alone: priorities, classes and tenants are hidden from the scheduler", rewrite=_anonymous
+    "fcfs",
+    "in order of arrival alone: priorities, classes and tenants are hidden from the scheduler; only full queues refuse",
+    config=_first_come,
+    rewrite=_anonymous,
+    admission=_bounds_only,
 )
-NO_CHUNKING = Policy("no-chunking", "prompts are computed whole, in one step", config=_unchunked)
+NO_CHUNKING = Policy(
+    "no-chunking",
+    "as fcfs, and prompts are computed whole, in one step",
+    config=_unchunked,
+    rewrite=_anonymous,
+    admission=_bounds_only,
+)
 RESERVE_MAX = Policy(
-    "reserve-max", "a request joins when blocks for its prompt and all of max_tokens are free", gate=ReservingGate
+    "reserve-max",
+    "as fcfs, and a request joins when blocks for its prompt and all of max_tokens are free",
+    config=_first_come,
+    rewrite=_anonymous,
+    admission=_bounds_only,
+    gate=ReservingGate,
 )
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (CURRENT, FCFS, NO_CHUNKING, RESERVE_MAX)}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (HEADRACE, CURRENT, UNGUARDED, FCFS, NO_CHUNKING, RESERVE_MAX)}
 
 
 def policies_of(names: Sequence[str]) -> tuple[Policy, ...]:

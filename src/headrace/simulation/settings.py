@@ -48,6 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
+            traffic=traffic,
         )
         spec = ExecutorSpec(
             model_id="simulated",
@@ -125,7 +126,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     traffic: TrafficSettings = TrafficSettings()
     step_model: StepModel = StepModel()
     policy: TrafficPolicy = TrafficPolicy()
-    policies: tuple[str, ...] = ("current", "fcfs", "no-chunking", "reserve-max")
+    policies: tuple[str, ...] = ("headrace", "fcfs", "no-chunking", "reserve-max")
     max_tries: int = 1  # of a refused request; 1: it does not come again
     ttft_ms: float | None = None  # targets of all classes in place of their own
     tbt_ms: float | None = None

@@ -5,7 +5,7 @@ Names follow vLLM's, with the prefix headrace_. A label's values come from fixed
 docs/metrics.md is made from this table (tools/metrics_page.py).
 """
 
-from headrace.protocol.errors import ErrorCode
+from headrace.protocol.errors import ErrorCode, RejectReason
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.stalls import StallCause
 from headrace.protocol.traffic import TrafficPolicy
@@ -15,6 +15,7 @@ from headrace.telemetry.metric import LATENCY_BUCKETS, STEP_STAGES, TOKEN_BUCKET
 FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
 _REASON_NAMES = {FinishReason.CANCELLED: "abort"}
 ERROR_CODES = tuple(member.value.code for member in ErrorCode)
+REJECT_REASONS = tuple(reason.value for reason in RejectReason)
 HTTP_STATUSES = tuple(
     str(status)
     for status in (200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 422, 429, 431, 499, 500, 501, 502, 503, 504)
@@ -53,6 +54,7 @@ def label_values(traffic: TrafficPolicy, http_routes: tuple[str, ...] = HTTP_ROU
     return {
         "finished_reason": (FINISHED_REASONS, "error"),
         "code": (ERROR_CODES, OTHER),
+        "reason": (REJECT_REASONS, OTHER),
         "route": (http_routes, UNMATCHED_ROUTE),
         "status": (HTTP_STATUSES, OTHER),
         "class": (traffic.class_names, traffic.default_class),
@@ -142,6 +144,27 @@ REQUEST_METRICS = (
 # The gateway itself. Faults stand last, so that a scrape shows those that it met itself.
 GATEWAY_METRICS = (
     _counter("headrace_admission_rejections_total", "Requests that were refused at the door, by error code.", labels=("code",)),
+    _counter(
+        "headrace_rejections_total",
+        "Requests that admission turned away, by reason: a bound of the server or of the class, a first token that would come "
+        "too late, the tenant's share, shedding.",
+        labels=("reason",),
+    ),
+    Metric(
+        "headrace_predicted_wait_seconds",
+        Kind.GAUGE,
+        Source.PROBE,
+        "What a newcomer of the class would wait until its prompt is computed, as admission predicts it; 0 before anything was "
+        "measured.",
+        unit="seconds",
+        labels=("class",),
+    ),
+    Metric(
+        "headrace_admission_promises",
+        Kind.GAUGE,
+        Source.PROBE,
+        "Refused callers who were told when to come again and for whom a place is kept.",
+    ),
     _counter(
         "headrace_http_requests_total",
         "HTTP requests, by route template and status.",

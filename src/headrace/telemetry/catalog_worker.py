@@ -18,8 +18,10 @@ from headrace.telemetry.metric import (
 )
 
 
-def _gauge(name: str, field: str, text: str, *, labels: tuple[str, ...] = (), reading: Reading = Reading.FIELD) -> Metric:
-    return Metric(name, Kind.GAUGE, Source.WORKER, text, labels=labels, field=field, reading=reading)
+def _gauge(
+    name: str, field: str, text: str, *, labels: tuple[str, ...] = (), reading: Reading = Reading.FIELD, unit: str = ""
+) -> Metric:
+    return Metric(name, Kind.GAUGE, Source.WORKER, text, unit=unit, labels=labels, field=field, reading=reading)
 
 
 def _counter(name: str, field: str, text: str, unit: str = "") -> Metric:
@@ -77,6 +79,26 @@ NOW_METRICS = (
         labels=("cause",),
         reading=Reading.IS_CAUSE,
     ),
+    _gauge(
+        "headrace_step_time_error_ratio",
+        "step_time_error_millionths",
+        "Mean of |measured - predicted| / predicted over about the last 25 steps: how well step times are known.",
+        reading=Reading.MILLIONTHS,
+    ),
+    _gauge(
+        "headrace_step_time_predicted_seconds",
+        "step_time_predicted_ns",
+        "Predicted duration of the last step.",
+        reading=Reading.NANOSECONDS,
+        unit="seconds",
+    ),
+    _gauge(
+        "headrace_step_time_target_seconds",
+        "step_time_target_ns",
+        "What prefill was cut for in the last step: the shortest TBT target of its streams; 0 when there was none.",
+        reading=Reading.NANOSECONDS,
+        unit="seconds",
+    ),
 )
 
 # Since the start of the server; kept over restarts of the worker.
@@ -109,6 +131,11 @@ STEP_METRICS = (
         BLOCK_AGE_BUCKETS,
     ),
     _counter("headrace_num_preemptions_total", "num_preemptions", "Times that blocks were taken back from a running request."),
+    _counter(
+        "headrace_claim_preemptions_total",
+        "num_claim_preemptions",
+        "Of headrace_num_preemptions_total, those in favour of a request of a higher class.",
+    ),
     _counter(
         "headrace_prompt_tokens_total",
         "num_prompt_tokens",

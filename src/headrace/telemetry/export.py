@@ -174,5 +174,7 @@ _READINGS: dict[Reading, Callable[[Snapshot, str, int], float]] = {
     Reading.FIELD: lambda now, field, _: now.get(field, 0),
     Reading.IS_READY: lambda now, field, _: float(now.get(field, WorkerState.ABSENT) == WorkerState.READY),
     Reading.USED_SHARE: _used_share,
+    Reading.MILLIONTHS: lambda now, field, _: now.get(field, 0) / 1e6,
+    Reading.NANOSECONDS: lambda now, field, _: now.get(field, 0) / 1e9,
     Reading.IS_CAUSE: lambda now, field, index: float(now.get(field, 0) == index + 1),
 }

@@ -46,6 +46,7 @@ class GatewayMeters:
         self.cpu = GatewayCpu(self._num_tokens)
         self._http_requests = self._find(CounterFamily, "http_requests_total")
         self._rejections = self._find(CounterFamily, "admission_rejections_total")
+        self._reject_reasons = self._find(CounterFamily, "rejections_total")
         self._worker_restarts = self._find(Counter, "worker_restarts_total")
 
     def start_request(
@@ -61,9 +62,11 @@ class GatewayMeters:
         self._http_requests.add(route, str(status))
 
     @contained
-    def count_rejection(self, code: str) -> None:
-        """Count a request refused at the door by its error's wire code."""
+    def count_rejection(self, code: str, reason: str = "") -> None:
+        """Count a request refused before it started by its error's wire code, and by RejectReason if the door was closed."""
         self._rejections.add(code)
+        if reason:
+            self._reject_reasons.add(reason)
 
     @contained
     def count_worker_restart(self) -> None:

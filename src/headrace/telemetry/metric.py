@@ -29,6 +29,8 @@ class Reading(enum.Enum):
     FIELD = "field"  # as it stands there
     IS_READY = "is_ready"  # 1 when the worker is ready
     USED_SHARE = "used_share"  # blocks that are neither free nor only cached, by all blocks
+    MILLIONTHS = "millionths"  # a ratio, which the page holds as an integer
+    NANOSECONDS = "nanoseconds"  # shown in seconds
     IS_CAUSE = "is_cause"  # 1 at the label whose place in StallCause the field tells
 
 

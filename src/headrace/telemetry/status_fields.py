@@ -82,6 +82,7 @@ COUNTER_FIELDS = (
     "num_generated_tokens",
     "num_recomputed_tokens",
     "num_preemptions",
+    "num_claim_preemptions",  # of these, in favour of a higher claim
     "num_prefix_query_tokens",
     "num_prefix_hit_tokens",
     "num_evictions",  # cached blocks dropped
@@ -104,6 +105,9 @@ STATUS_FIELDS = (
     *RUNNING_CLASS_FIELDS,  # by index in TrafficPolicy.classes
     *WAITING_CLASS_FIELDS,
     "blocked_by",  # what stops admission now: see blocked_by_number
+    "step_time_error_millionths",  # mean relative error of the step-time model
+    "step_time_predicted_ns",  # of the last step
+    "step_time_target_ns",  # the shortest TBT target of the last step's streams; 0: none
     "num_blocks",
     "num_free_blocks",
     "num_cached_blocks",

@@ -165,6 +165,19 @@ class TextTokenizer:
         piece = self._text_pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 
+    def max_token_chars(self) -> int | None:
+        """Most characters of a text that one token can stand for; None where nothing bounds it.
+
+        It is known of byte-level vocabularies with all bytes, whose texts are not changed before: NFC may make one character of
+        four at most (Unicode's longest canonical decomposition).
+        """
+        normalizer = _state(self._library.normalizer).get("type")
+        vocabulary = self._library.get_vocab()
+        is_byte_level = _state(self._library.decoder).get("type") == "ByteLevel"
+        if not is_byte_level or self._strips or normalizer not in (None, "NFC") or not vocabulary.keys() >= _BYTE_OF.keys():
+            return None
+        return max(map(len, vocabulary)) * (4 if normalizer else 1)
+
     def token_text(self, token_id: int) -> str | None:
         """The token as it stands in the vocabulary (byte-level tokens in their alphabet); None when there is no such id."""
         return self._library.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None

@@ -3,6 +3,8 @@
 Owns: WorkerConfig. Runs in: supervisor (writes it), worker (reads it). Must not know: how an executor is built.
 """
 
+from typing import Literal
+
 import msgspec
 
 from headrace.protocol.record import RecordTarget
@@ -30,6 +32,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int  # the executor's own limit and the pool may lower it
+    policy: Literal["headrace", "fcfs"] = "headrace"
+    step_time_budget: bool = True
+    min_chunk_tokens: int = 64
+    class_aging_seconds: float = 30.0
     enable_prefix_caching: bool = True
     max_drain_messages: int = 64  # most messages taken between two steps, so that a flood cannot stall generation
     max_failed_steps: int = 8  # so many failed steps in a row, and the worker gives itself up for a restart

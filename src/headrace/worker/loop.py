@@ -87,9 +87,11 @@ class WorkerLoop:
             self._publish(received_ns)
             return False
         plan = self._scheduler.schedule(received_ns)
-        if not plan.rows:  # the deadlines of all have passed
+        if not plan.rows:  # the time of all is over
             self._publish(received_ns)
             return True
+        if self._scheduler.has_events:  # of those that have left: their clients do not wait for the step to end
+            self._publish(received_ns)
         scheduled_ns = clock.now_ns()
         result = self._execute(plan)
         executed_ns = clock.now_ns()
@@ -130,7 +132,10 @@ class WorkerLoop:
         )
 
     def wait_message(self) -> None:
-        """Sleep until a message comes; wake for the heartbeat, and sooner while events wait for room in a ring."""
+        """Sleep until a message comes.
+
+        Wake for the heartbeat, sooner while events wait for room in a ring, and when a live request's time is over.
+        """
         now_ns = self._clock.now_ns()
         if self._step_log is not None:
             self._step_log.flush_due(now_ns)
@@ -138,10 +143,15 @@ class WorkerLoop:
         self._report.note_wait()
         if self._outbox.is_empty:
             self._retry_seconds = MIN_RETRY_SECONDS
-            self._source.wait_message(HEARTBEAT_SECONDS)
+            self._source.wait_message(self._seconds_to_expiry(now_ns, HEARTBEAT_SECONDS))
             return
-        self._source.wait_message(self._retry_seconds)
+        self._source.wait_message(self._seconds_to_expiry(now_ns, self._retry_seconds))
         self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
+
+    def _seconds_to_expiry(self, now_ns: int, most_seconds: float) -> float:
+        """Until the next live request must leave, at most so many."""
+        expiry_ns = self._scheduler.next_expiry_ns
+        return most_seconds if expiry_ns is None else min(most_seconds, max(0, expiry_ns - now_ns) / 1e9)
 
     def end_all(self) -> None:
         """End every live request with an error that says that the server stops. Events wait in the outbox afterwards."""

@@ -125,17 +125,7 @@ def _live(
     clock = MonotonicClock()
     executor = make_executor()
     stack.callback(executor.close)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            enable_prefix_caching=config.enable_prefix_caching,
-            traffic=config.traffic,
-            stall_threshold_ns=max(1, round(config.stall_threshold_ms * 1e6)),
-        ),
-        executor.spec,
-    )
+    scheduler = Scheduler(_scheduler_config(config), executor.spec)
     request_rings, sink = _attach_rings(config.gateways, stack)
     source = RingRequestSource(request_rings, doorbell, wake_fds=(control.fileno(),))
     num_discarded = source.discard_all()
@@ -168,6 +158,21 @@ def _live(
     loop.write_page(clock.now_ns())
     _flush_within(outbox, config.stop_flush_seconds, clock)
     return EXIT_STOPPED
+
+
+def _scheduler_config(config: WorkerConfig) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.policy,
+        step_time_budget=config.step_time_budget,
+        min_chunk_tokens=config.min_chunk_tokens,
+        class_aging_ns=round(config.class_aging_seconds * 1e9),
+        traffic=config.traffic,
+        stall_threshold_ns=max(1, round(config.stall_threshold_ms * 1e6)),
+    )
 
 
 def _open_step_log(config: WorkerConfig, scheduler: Scheduler, clock: MonotonicClock, stack: ExitStack) -> StepLog | None:

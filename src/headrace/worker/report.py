@@ -76,6 +76,9 @@ class WorkerReport:
         values.update(zip(RUNNING_CLASS_FIELDS, statistics.num_running_by_class, strict=False))
         values.update(zip(WAITING_CLASS_FIELDS, statistics.num_waiting_by_class, strict=False))
         values["blocked_by"] = blocked_by_number(statistics.blocked_by)
+        values["step_time_error_millionths"] = round(statistics.step_time_error_ratio * 1e6)
+        values["step_time_predicted_ns"] = statistics.step_time_predicted_ns
+        values["step_time_target_ns"] = statistics.step_time_target_ns
         values["num_blocks"] = statistics.num_blocks
         values["num_free_blocks"] = statistics.num_free_blocks
         values["num_cached_blocks"] = statistics.num_cached_blocks
@@ -84,6 +87,7 @@ class WorkerReport:
         values["num_generated_tokens"] = statistics.num_generated_tokens
         values["num_recomputed_tokens"] = statistics.num_recomputed_tokens
         values["num_preemptions"] = statistics.num_preemptions
+        values["num_claim_preemptions"] = statistics.num_claim_preemptions
         values["num_prefix_query_tokens"] = statistics.num_prefix_query_tokens
         values["num_prefix_hit_tokens"] = statistics.num_prefix_hit_tokens
         values["num_evictions"] = statistics.num_evictions

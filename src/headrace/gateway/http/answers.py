@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.gateway.deltas import GenerationSpec, RequestOrigin, TextDelta
+from headrace.gateway.deltas import CallOutline, GenerationSpec, RequestOrigin, TextDelta
 from headrace.gateway.http import sse
 from headrace.gateway.http.errors import error_body, internal_error
 from headrace.gateway.http.exchange import ClientGoneError, Exchange, Headers
@@ -77,16 +77,19 @@ class EndedStream:
 
 
 @contextmanager
-def submitted(service: GenerationService, specs: Sequence[GenerationSpec]) -> Iterator[list[GenerationStream]]:
-    """All specs as streams, cancelled on the way out (which does nothing to those that ended).
+def submitted(
+    service: GenerationService, specs: Sequence[GenerationSpec], call: CallOutline
+) -> Iterator[list[GenerationStream]]:
+    """All specs as streams, cancelled on the way out (which does nothing to those that ended). Raises RequestError.
 
-    Raises the RequestError of the first that is refused; the ones before it are then cancelled.
+    `call`: as check_admission has let it pass. Specs without a token to generate need no worker.
     """
     streams: list[GenerationStream] = []
     try:
-        for spec in specs:
-            nothing_to_do = spec.stopping.max_tokens == 0
-            streams.append(EndedStream(spec, service.card.id) if nothing_to_do else service.submit(spec))
+        if all(spec.stopping.max_tokens == 0 for spec in specs):
+            streams += [EndedStream(spec, service.card.id) for spec in specs]
+        else:
+            streams += service.submit_call(specs, call)
         yield streams
     finally:
         for stream in streams:

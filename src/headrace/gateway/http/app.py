@@ -71,7 +71,8 @@ class Application:
 
     async def _refuse(self, exchange: Exchange, error: RequestError) -> None:
         if exchange.route in GENERATION_ROUTES:
-            _never_failing(self._surface.service.count_rejection, error.code.value.code)
+            reason = error.reject_reason.value if error.reject_reason is not None else ""
+            _never_failing(self._surface.service.count_rejection, error.code.value.code, reason)
         body = error_body(error, exchange.timeline)
         headers = error_headers(error) + exchange.allow_headers() + server_timing(exchange.timeline or ())
         await exchange.respond(error.code.value.http_status, body, headers=headers)
@@ -116,6 +117,7 @@ def create_app(
     stall_threshold_ns: int = 250_000_000,
     admin_token: str | None = None,
     ask_log_level: Callable[[str], None] = set_level,
+    max_token_chars: int | None = None,
 ) -> Application:
     """The whole HTTP surface as one ASGI application. See Surface; `admin_token` None opens /debug to loopback clients."""
     settings = settings or HttpSettings()
@@ -130,6 +132,7 @@ def create_app(
             stall_threshold_ns,
             AdminGuard(admin_token),
             ask_log_level,
+            max_token_chars,
         )
     )
 

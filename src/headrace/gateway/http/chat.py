@@ -13,7 +13,7 @@ from headrace.gateway.http import answers
 from headrace.gateway.http.bodies import BodyReader
 from headrace.gateway.http.conversation import num_text_chars, prompt_mode, template_messages, template_variables
 from headrace.gateway.http.exchange import Exchange
-from headrace.gateway.http.parameters import OutputLimit, check_model, choice_count, make_specs, stream_wish
+from headrace.gateway.http.parameters import OutputLimit, check_model, choice_count, make_specs, outline_of, stream_wish
 from headrace.gateway.http.schemas import (
     AnswerMessage,
     ChatChoice,
@@ -46,9 +46,18 @@ class ChatEndpoint:
         check_model(request.model, surface.service.card)
         refuse_unsupported(request, self._rows)
         wish = stream_wish(request, header_wish(exchange))
-        routing = route_request(request.service_tier, exchange, surface.traffic)
+        routing = route_request(request.service_tier, request.timeout, exchange, surface.traffic)
         limits = surface.service.limits()
         num_choices = choice_count(request, surface.settings)
+        call = outline_of(
+            request,
+            _output_limit(request),
+            routing,
+            origin_of(exchange, routing),
+            num_sequences=num_choices,
+            num_chars=num_choices * num_text_chars(request.messages, request.chat_template_kwargs),
+        )
+        surface.service.check_admission(call)
         prompt = await encode_conversation(
             surface,
             request.messages,
@@ -65,11 +74,11 @@ class ChatEndpoint:
             settings=surface.settings,
             continues_text=bool(request.continue_final_message),
             routing=routing,
-            origin=(origin := origin_of(exchange)),
+            origin=(origin := origin_of(exchange, routing)),
         )
         answer_id, created = "chatcmpl-" + secrets.token_hex(16), int(time.time())
         model = surface.service.card.id
-        with answers.submitted(surface.service, specs) as streams:
+        with answers.submitted(surface.service, specs, call) as streams:
             if wish.stream:
                 envelope = Envelope(
                     "chat.completion.chunk", answer_id, created, model, self._fingerprint, wish.include_usage, routing.tier

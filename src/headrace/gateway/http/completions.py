@@ -6,17 +6,18 @@ Owns: the endpoint, and the four forms of a prompt. Runs in: gateway. Must not k
 import secrets
 import time
 
+from headrace.gateway.deltas import CallOutline, RequestOrigin
 from headrace.gateway.http import answers
 from headrace.gateway.http.bodies import BodyReader
 from headrace.gateway.http.exchange import Exchange
-from headrace.gateway.http.parameters import OutputLimit, check_model, choice_count, make_specs, stream_wish
+from headrace.gateway.http.parameters import OutputLimit, check_model, choice_count, make_specs, outline_of, stream_wish
 from headrace.gateway.http.schemas import CompletionRequest, StreamOptions, TextChoice, TextCompletion
 from headrace.gateway.http.sse import Envelope, TextChoiceFrames
 from headrace.gateway.http.surface import Surface
 from headrace.gateway.http.timelines import header_wish
-from headrace.gateway.http.traffic import origin_of, route_request
+from headrace.gateway.http.traffic import Routing, origin_of, route_request
 from headrace.gateway.http.unsupported import not_implemented, refuse_unsupported, rows_for
-from headrace.protocol.errors import RequestError
+from headrace.protocol.errors import ErrorCode, RequestError
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -39,7 +40,7 @@ class CompletionEndpoint:
         check_model(request.model, surface.service.card)
         refuse_unsupported(request, self._rows)
         wish = stream_wish(request, header_wish(exchange))
-        routing = route_request(request.service_tier, exchange, surface.traffic)
+        routing = route_request(request.service_tier, request.timeout, exchange, surface.traffic)
         limits = surface.service.limits()
         num_choices = choice_count(request, surface.settings)
         if request.best_of is not None and request.best_of != num_choices:
@@ -48,8 +49,12 @@ class CompletionEndpoint:
         if len(prompts) * num_choices > surface.settings.max_sequences:
             message = f"Prompts times n must be at most {surface.settings.max_sequences}."
             raise RequestError(message, param="prompt")
-        encoded = await self._encode(prompts, request, limits.vocab_size)
         output = OutputLimit(request.max_tokens, DEFAULT_MAX_TOKENS, allow_zero=bool(request.echo))
+        call = _outline(request, output, routing, origin_of(exchange, routing), prompts, num_choices)
+        if not (request.echo and request.max_tokens == 0):  # the prompt alone needs no model
+            surface.service.check_admission(call)
+        self._refuse_endless(prompts, limits.max_model_len)
+        encoded = await self._encode(prompts, request, limits.vocab_size)
         specs = make_specs(
             request,
             encoded,
@@ -59,13 +64,13 @@ class CompletionEndpoint:
             settings=surface.settings,
             continues_text=True,
             routing=routing,
-            origin=(origin := origin_of(exchange)),
+            origin=(origin := origin_of(exchange, routing)),
         )
         echoes = await self._echoes(prompts, request) if request.echo else [""] * len(prompts)
         echoes = [echo for echo in echoes for _ in range(num_choices)]
         answer_id, created = "cmpl-" + secrets.token_hex(16), int(time.time())
         model = surface.service.card.id
-        with answers.submitted(surface.service, specs) as streams:
+        with answers.submitted(surface.service, specs, call) as streams:
             if wish.stream:
                 envelope = Envelope(
                     "text_completion", answer_id, created, model, self._fingerprint, wish.include_usage, routing.tier
@@ -83,6 +88,17 @@ class CompletionEndpoint:
         usage = answers.usage_block([ending.usage for ending in endings], num_choices)
         body = TextCompletion(answer_id, created, model, self._fingerprint, choices, usage)
         await answers.respond_whole(exchange, body, routing)
+
+    def _refuse_endless(self, prompts: list[Prompt], max_model_len: int) -> None:
+        """Raise CONTEXT_LENGTH_EXCEEDED for a prompt that cannot fit whatever its tokens are, before it is tokenized."""
+        max_chars = self._surface.max_token_chars
+        for number, prompt in enumerate(prompts if max_chars is not None else ()):
+            if isinstance(prompt, str) and len(prompt) > max_model_len * (max_chars or 1):
+                param = f"prompt[{number}]" if len(prompts) > 1 else "prompt"
+                message = (
+                    f"The context holds {max_model_len} tokens; {param} has {len(prompt)} characters, more than that can be."
+                )
+                raise RequestError(message, code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, param=param)
 
     async def _encode(self, prompts: list[Prompt], request: CompletionRequest, vocab_size: int) -> list[list[int]]:
         encode = self._surface.tokenizer.encode
@@ -114,6 +130,27 @@ class CompletionEndpoint:
             return [prompt if isinstance(prompt, str) else decode(prompt, skip_special_tokens=skip) for prompt in prompts]
 
         return await self._surface.text_workers.run(sum(map(len, prompts)), work)
+
+
+def _outline(
+    request: CompletionRequest,
+    output: OutputLimit,
+    routing: Routing,
+    origin: RequestOrigin,
+    prompts: list[Prompt],
+    num_choices: int,
+) -> CallOutline:
+    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    num_ids = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+    return outline_of(
+        request,
+        output,
+        routing,
+        origin,
+        num_sequences=len(prompts) * num_choices,
+        num_chars=num_choices * num_chars,
+        num_token_ids=num_choices * num_ids,
+    )
 
 
 def split_prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:

@@ -43,12 +43,18 @@ def error_body(error: RequestError, timeline: list[RequestReport] | None = None)
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Retry-After where the error knows when to come again: whole seconds, at least 1. WWW-Authenticate with a 401."""
+    """Retry-After where the error knows when to come again: whole seconds, at least 1. WWW-Authenticate with a 401.
+
+    x-headrace-reject-reason where the request was turned away at the door.
+    """
     if error.code is ErrorCode.UNAUTHORIZED:
         return [(b"www-authenticate", b"Bearer")]
-    if error.retry_after_seconds is None:
-        return []
-    return [(b"retry-after", b"%d" % max(1, error.retry_after_seconds))]
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after_seconds is not None:
+        headers.append((b"retry-after", b"%d" % max(1, error.retry_after_seconds)))
+    if error.reject_reason is not None:
+        headers.append((b"x-headrace-reject-reason", error.reject_reason.value.encode()))
+    return headers
 
 
 def internal_error() -> RequestError:

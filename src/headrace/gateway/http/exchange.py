@@ -4,6 +4,7 @@ Owns: reading a body within its bounds, writing an answer, the request id. Runs 
 """
 
 import asyncio
+import hashlib
 import re
 import secrets
 import time
@@ -19,6 +20,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+DIGEST_BYTES = 16
 STATUS_CLIENT_GONE = 499  # never sent; what logs and metrics call a request whose client went away
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -31,11 +33,13 @@ class ClientGoneError(Exception):
 class Exchange:
     """What a handler gets. `route` is the path template for metrics; `status` what was answered, 0 before.
 
-    `received_ns`: when the body was complete (CLOCK_MONOTONIC), 0 before. `timeline`: what an error's answer tells as well.
+    `received_ns`: when the body was complete (CLOCK_MONOTONIC), 0 before. `body_digest`: BLAKE2b of the body in 16 bytes, b""
+    before. `timeline`: what an error's answer tells as well.
     """
 
     __slots__ = (
         "allowed_methods",
+        "body_digest",
         "headers",
         "ignored_fields",
         "method",
@@ -59,6 +63,7 @@ class Exchange:
         self.route = "unmatched"
         self.status = 0
         self.received_ns = 0
+        self.body_digest = b""
         self.timeline: list[RequestReport] | None = None
         self.ignored_fields = b""
         self.allowed_methods = ""  # set with METHOD_NOT_ALLOWED
@@ -78,6 +83,7 @@ class Exchange:
             message = f"The request body did not arrive within {within_seconds:g} seconds."
             raise RequestError(message, code=ErrorCode.REQUEST_TIMEOUT) from None
         self.received_ns = time.monotonic_ns()
+        self.body_digest = hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
         return body
 
     async def _read_parts(self, max_bytes: int) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.gateway.http import schemas
-from headrace.protocol.errors import ErrorCode
+from headrace.protocol.errors import ErrorCode, RejectReason
 from headrace.telemetry.reports import DebugRequests
 
 GROUPS = {
@@ -46,7 +46,7 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
 
 
-_GENERATION_ERRORS = (400, 404, 408, 413, 415, 500, 503)
+_GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
 _STREAM_NOTE = (
     'With "stream": true the answer is text/event-stream: chunks of the same id, the first of each choice with its first text, '
     "the last with its finish_reason, then data: [DONE]. A fault after the start is one event with an error object. "
@@ -56,6 +56,7 @@ _GENERATION_HEADERS = (
     Parameter("x-request-id", "header", "The request's name in answers, logs and timelines; made up when left out."),
     Parameter("x-headrace-class", "header", "The service class; wins over service_tier. An unknown one is refused."),
     Parameter("x-headrace-tenant", "header", "Who asks. Names that the configuration does not know share one tenant, other."),
+    Parameter("x-headrace-timeout", "header", "Seconds; wins over the field timeout."),
     Parameter(
         "x-headrace-timeline",
         "header",
@@ -186,6 +187,16 @@ OPERATIONS = (
     Operation("get", "/docs", "Operate", "This page", "HTML, with no script and nothing loaded from elsewhere.", "text/html"),
 )
 
+_RETRY_HEADERS: dict[str, Any] = {
+    "Retry-After": {
+        "description": "Whole seconds. Whoever sends the same request again then has a place kept for it.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "x-headrace-reject-reason": {
+        "description": "Why the request was turned away at the door.",
+        "schema": {"type": "string", "enum": [reason.value for reason in RejectReason]},
+    },
+}
 _REASONS = {
     400: "The request is at fault; param names the field.",
     401: "The admin token is missing or wrong.",
@@ -194,6 +205,7 @@ _REASONS = {
     408: "The body did not arrive in time.",
     413: "The body is too long.",
     415: "The body is not JSON in UTF-8.",
+    429: "The tenant's requests that wait use its share; Retry-After says when to come again.",
     500: "The server is at fault.",
     503: "Not now; Retry-After says when, where that is known.",
 }
@@ -258,8 +270,14 @@ def _success(operation: Operation) -> dict[str, Any]:
 
 
 def _failure(operation: Operation, status: int) -> dict[str, Any]:
+    document: dict[str, Any]
     body = schemas.HealthReport if operation.path.startswith("/health") else schemas.ErrorResponse
-    return {"description": _REASONS[status], "content": {"application/json": {"schema": _reference(body)}}}
+    document = {"description": _REASONS[status], "content": {"application/json": {"schema": _reference(body)}}}
+    if status in (429, 503):
+        document["headers"] = (
+            _RETRY_HEADERS if operation.group == "Generate" else {"Retry-After": _RETRY_HEADERS["Retry-After"]}
+        )
+    return document
 
 
 def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:

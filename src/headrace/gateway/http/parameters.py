@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from headrace.gateway.deltas import GenerationSpec, ModelCard, RequestOrigin
+from headrace.gateway.deltas import CallOutline, GenerationSpec, ModelCard, RequestOrigin
 from headrace.gateway.http.schemas import GenerationFields
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.traffic import Routing
@@ -88,6 +88,31 @@ def check_model(name: str | None, card: ModelCard) -> None:
         raise RequestError(message, code=ErrorCode.MODEL_NOT_FOUND, param="model")
 
 
+def outline_of(
+    fields: GenerationFields,
+    output: OutputLimit,
+    routing: Routing,
+    origin: RequestOrigin,
+    *,
+    num_sequences: int,
+    num_chars: int,
+    num_token_ids: int = 0,
+) -> CallOutline:
+    """What admission is told before anything is tokenized. Characters and ids: of the prompts of all sequences."""
+    asked = output.asked if output.asked is not None else output.default
+    return CallOutline(
+        service_class=routing.service_class,
+        tenant_id=routing.tenant_id,
+        priority=_priority(fields.priority),
+        num_sequences=num_sequences,
+        num_chars=num_chars,
+        num_token_ids=num_token_ids,
+        max_tokens=max(1, asked or 1),
+        timeout_ns=routing.timeout_ns,
+        origin=origin,
+    )
+
+
 def make_specs(
     fields: GenerationFields,
     prompts: list[list[int]],
@@ -131,6 +156,7 @@ def make_specs(
                 priority=priority,
                 cache_salt=cache_salt,
                 service_class=routing.service_class,
+                timeout_ns=routing.timeout_ns,
                 origin=replace(origin, choice_index=number * count + choice),
             )
             for choice in range(count)

@@ -59,6 +59,14 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     priority: Annotated[
         int | None, Meta(description="Within its service class, lower is served first; default 0; a 32-bit number.")
     ] = None
+    timeout: Annotated[
+        float | None,
+        Meta(
+            description="Seconds from arrival to the last token, above 0 and at most 86400: past them the request ends with "
+            "the error deadline_exceeded. One that cannot get its first token in time is refused at once. Default: none.",
+            extra_json_schema={"exclusiveMinimum": 0, "maximum": 86400},
+        ),
+    ] = None
     cache_salt: Annotated[str | None, Meta(description="Share cached prefixes only with requests of the same salt.")] = None
     user: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None
     safety_identifier: Annotated[Any, Meta(description="Accepted; changes nothing.")] = None

@@ -25,6 +25,7 @@ class Surface:
     """Handed to each endpoint when the application is made.
 
     `stall_threshold_ns`: a client that takes nothing for so long stalls its request. `ask_log_level`: for all processes.
+    `max_token_chars`: most characters of a text that one token can stand for; None: not known.
     """
 
     service: GenerationService
@@ -36,6 +37,7 @@ class Surface:
     stall_threshold_ns: int
     guard: AdminGuard
     ask_log_level: Callable[[str], None]
+    max_token_chars: int | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from headrace.gateway.http.settings import HttpSettings
-from headrace.protocol.errors import ErrorCode, RequestError
+from headrace.protocol.errors import ErrorCode, RejectReason, RequestError
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class TextWorkers:
             return work()
         if self._num_waiting >= self._max_waiting:
             message = "Too many long texts wait to be tokenized."
-            raise RequestError(message, code=ErrorCode.OVERLOADED, retry_after_seconds=1)
+            raise RequestError(message, code=ErrorCode.OVERLOADED, retry_after_seconds=1, reject_reason=RejectReason.QUEUE_FULL)
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)

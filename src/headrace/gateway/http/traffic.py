@@ -1,19 +1,23 @@
 """Who a request is from and how urgently it is to be served, from its body and headers.
 
-Owns: `service_tier`, x-headrace-class, x-headrace-tenant, and what is told of a request's origin. Runs in: gateway.
+Owns: `service_tier`, `timeout`, x-headrace-class, -tenant, -timeout, and what is told of a request's origin. Runs in: gateway.
 Must not know: how classes and tenants are served.
 """
 
+import hashlib
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.gateway.deltas import RequestOrigin
-from headrace.gateway.http.exchange import Exchange
+from headrace.gateway.http.exchange import DIGEST_BYTES, Exchange
 from headrace.protocol.errors import RequestError
 from headrace.protocol.traffic import BATCH, INTERACTIVE, ServiceClass, TrafficPolicy
 
 CLASS_HEADER = b"x-headrace-class"
 TENANT_HEADER = b"x-headrace-tenant"
+TIMEOUT_HEADER = b"x-headrace-timeout"
+MAX_TIMEOUT_SECONDS = 86_400.0
 TIERS = ("auto", "default", "priority", "flex", "scale")
 MAX_TRACEPARENT_CHARS = 128  # W3C Trace Context: 55 in its first version
 MAX_TRACESTATE_CHARS = 2048
@@ -26,9 +30,19 @@ class Routing:
     service_class: str
     tenant_id: str
     tier: str | None = None
+    timeout_ns: int = 0  # from arrival to the last token; 0: none
 
 
-def route_request(service_tier: str | None, exchange: Exchange, policy: TrafficPolicy) -> Routing:
+def route_request(
+    service_tier: str | None, timeout_seconds: float | None, exchange: Exchange, policy: TrafficPolicy
+) -> Routing:
+    """Class, tenant and timeout. Raises RequestError naming the field or header at fault."""
+    routing = _route(service_tier, exchange, policy)
+    timeout_ns = _timeout_ns(timeout_seconds, exchange)
+    return replace(routing, timeout_ns=timeout_ns) if timeout_ns else routing
+
+
+def _route(service_tier: str | None, exchange: Exchange, policy: TrafficPolicy) -> Routing:
     """The header names a class; without it service_tier chooses one, as OpenAI's API has it.
 
     priority is the most urgent class (interactive, if there is one), flex and scale the least urgent one (batch, if there is
@@ -53,9 +67,31 @@ def route_request(service_tier: str | None, exchange: Exchange, policy: TrafficP
     return Routing(policy.default_class, tenant, "default" if service_tier is not None else None)
 
 
-def origin_of(exchange: Exchange) -> RequestOrigin:
-    """Where the request comes from; called when its prompts are tokenized."""
+def _timeout_ns(seconds: float | None, exchange: Exchange) -> int:
+    """The header wins over the body's field, as with the class. 0 when neither is there."""
+    param = "timeout"
+    if (named := exchange.headers.get(TIMEOUT_HEADER)) is not None:
+        param = TIMEOUT_HEADER.decode()
+        try:
+            seconds = float(named)
+        except ValueError:
+            seconds = math.nan
+    if seconds is None:
+        return 0
+    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
+        raise RequestError(f"{param} must be above 0 and at most {MAX_TIMEOUT_SECONDS:.0f} seconds.", param=param)
+    return max(1, round(seconds * 1e9))
+
+
+def origin_of(exchange: Exchange, routing: Routing) -> RequestOrigin:
+    """Where the request comes from; called when its prompts are tokenized, and before for what is asked of admission.
+
+    The digest tells the same call, sent again, from all others: body, path, class and tenant are the same.
+    """
+    digest = hashlib.blake2b(exchange.body_digest, digest_size=DIGEST_BYTES)
+    digest.update(f"\0{exchange.route}\0{routing.service_class}\0{routing.tenant_id}".encode())
     return RequestOrigin(
+        digest=digest.digest(),
         client_request_id=exchange.request_id.decode(),
         received_ns=exchange.received_ns,
         tokenized_ns=time.monotonic_ns(),
