@@ -194,3 +194,12 @@ def test_every_request_ends_once_and_time_is_the_steps_and_the_idle_time(
         if item.reason == "deadline":
             assert item.request.timeout_ns
             assert item.end_ns >= item.arrival_ns + item.request.timeout_ns
+
+
+def test_returns_are_counted_by_what_became_of_them() -> None:
+    """Of three callers one is refused once and let in when it comes again."""
+    requests = [request(0, output=300), request(1, due_ms=1), request(2, due_ms=2)]
+    again = run(requests, machine(max_num_seqs=1, max_queued_requests=1), max_tries=5)
+    returns = sum(item.num_tries - 1 for item in again.finished)
+    assert returns == again.num_refusals >= 1
+    assert sum(item.num_tries > 1 and item.reason != "refused" for item in again.finished) == 1

@@ -56,6 +56,8 @@ class SchedulerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     num_steps: int
     num_refusals: int  # tries
+    num_returns: int  # tries of callers who waited for as long as they were told
+    num_returns_admitted: int
     preemptions: int
     recomputed_tokens: int
     prompt_tokens: int  # computed for the first time
@@ -132,6 +134,8 @@ def _scheduler_figures(outcome: Outcome) -> SchedulerFigures:
     return SchedulerFigures(
         num_steps=outcome.num_steps,
         num_refusals=outcome.num_refusals,
+        num_returns=sum(item.num_tries - 1 for item in outcome.finished),
+        num_returns_admitted=sum(item.num_tries > 1 and item.reason != REFUSED for item in outcome.finished),
         preemptions=facts.num_preemptions,
         recomputed_tokens=facts.num_recomputed_tokens,
         prompt_tokens=facts.num_prompt_tokens,

@@ -102,6 +102,10 @@ def _rows(results: Sequence[PolicyResult]) -> list[tuple[str, list[str]]]:
         row("completed / offered", [f"{number(r.total.completed)} / {number(r.total.offered)}" for r in results]),
         row("refused, failed", [f"{number(r.total.refused)}, {number(r.total.failed)}" for r in results]),
         row("refused tries", [number(result.scheduler.num_refusals) for result in results]),
+        row(
+            "let in when they came again",
+            [f"{number(r.scheduler.num_returns_admitted)} of {number(r.scheduler.num_returns)}" for r in results],
+        ),
     ]
     for title, key in _TAILS:
         tails: list[Tail] = [getattr(result.total, key) for result in results]
