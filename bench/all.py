@@ -8,7 +8,17 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).parent
-QUICK = ["footprint", "gateway_cost", "gateway_stages", "kill_worker", "speed_vs_genai", "perplexity", "soak"]
+QUICK = [
+    "footprint",
+    "gateway_cost",
+    "gateway_stages",
+    "kill_worker",
+    "speed_vs_genai",
+    "perplexity",
+    "soak",
+    "agreement",
+    "scheduling_cost",
+]
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ Examples:
   headrace bench run --url http://127.0.0.1:8000   measure any OpenAI-compatible server
   headrace audit http://127.0.0.1:8000             check one against what applications will meet
   headrace top                                     what a running server does, live
+  headrace simulate --load 1.5 --retry             policies compared under a virtual clock
   headrace doctor                                  is this machine fit, is anything left over
 """
 

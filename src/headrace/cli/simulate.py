@@ -116,7 +116,13 @@ SERVER = _stacked(
     click.option("--fit", "fit_file", type=READABLE_FILE, metavar="RECORD", help="Fit the step model to a record's steps."),
 )
 COMPARISON = _stacked(
-    click.option("--policies", default="headrace,fcfs,no-chunking,reserve-max", show_default=True, metavar="NAME,...", help="What is compared."),
+    click.option(
+        "--policies",
+        default="headrace,fcfs,no-chunking,reserve-max",
+        show_default=True,
+        metavar="NAME,...",
+        help="What is compared.",
+    ),
     click.option("--retry", is_flag=True, help="Refused requests come again after Retry-After."),
     click.option("--max-tries", type=click.IntRange(min=2), help=f"Of a request with --retry.  [default: {DEFAULT_TRIES}]"),
     click.option("--ttft-ms", type=POSITIVE, help="Target of TTFT in place of those of the classes."),
