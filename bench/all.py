@@ -18,6 +18,7 @@ QUICK = [
     "soak",
     "agreement",
     "scheduling_cost",
+    "measuring_cost",
 ]
 
 

@@ -23,6 +23,8 @@ class Shape:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 64
     enable_prefix_caching: bool = True
+    policy: str = "headrace"
+    min_chunk_tokens: int = 1
 
     def driver(self) -> Driver:
         spec = make_spec(
@@ -33,6 +35,9 @@ class Shape:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
+            policy=self.policy,
+            min_chunk_tokens=self.min_chunk_tokens,
+            class_aging_ns=10_000_000,
         )
 
 
@@ -57,6 +62,9 @@ def random_trace(seed: int, num_requests: int = 14) -> list[GenerationRequest]:
                 temperature=rng.choice([0.0, 0.8]),
                 seed=rng.randrange(1000),
                 cache_salt=rng.choice(["", "", "salt"]),
+                service_class=rng.choice(["interactive", "standard", "batch"]),
+                tenant_id=rng.choice(["default", "other"]),
+                priority=rng.choice([0, 0, 1]),
             )
         )
     return trace
@@ -94,21 +102,30 @@ SHAPES = [
     Shape(num_spare_blocks=3, max_num_batched_tokens=8),
     Shape(num_spare_blocks=5, enable_prefix_caching=False),
     Shape(enable_prefix_caching=False),
+    Shape(policy="fcfs"),
+    Shape(policy="fcfs", num_spare_blocks=3, max_num_batched_tokens=8),
+    Shape(min_chunk_tokens=32),
+    Shape(min_chunk_tokens=7, max_num_seqs=2),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_outputs_do_not_depend_on_the_shape(shape: Shape) -> None:
-    num_preemptions = num_hit_tokens = 0
+    num_preemptions = num_for_memory = num_hit_tokens = 0
     for seed in range(3):
         trace = random_trace(seed)
         order = list(range(len(trace)))
         random.Random(seed).shuffle(order)
         statistics = run_trace(trace, shape, order, arrivals_per_step=1 + 3 * seed).scheduler.statistics()
         num_preemptions += statistics.num_preemptions
+        num_for_memory += statistics.num_preemptions - statistics.num_claim_preemptions
         num_hit_tokens += statistics.num_prefix_hit_tokens
     # The shape must have done what it is for, or the comparison shows nothing.
-    assert (num_preemptions > 0) == (shape.num_spare_blocks <= 5), num_preemptions
+    assert (num_for_memory > 0) == (shape.num_spare_blocks <= 5), num_for_memory
+    if shape.policy == "fcfs":
+        assert num_preemptions == num_for_memory
+    elif shape.max_num_seqs <= 3 or shape.num_spare_blocks <= 5:
+        assert num_preemptions > num_for_memory, "no higher claim took a place"
     assert (num_hit_tokens > 0) == (shape.enable_prefix_caching and shape.block_size <= 16), num_hit_tokens
 
 
@@ -122,6 +139,8 @@ def test_outputs_do_not_depend_on_the_shape(shape: Shape) -> None:
         max_num_seqs=st.integers(1, 8),
         max_num_batched_tokens=st.integers(8, 80),
         enable_prefix_caching=st.booleans(),
+        policy=st.sampled_from(["headrace", "fcfs"]),
+        min_chunk_tokens=st.sampled_from([1, 5, 32]),
     ),
     order=st.permutations(list(range(8))),
     arrivals_per_step=st.integers(1, 8),

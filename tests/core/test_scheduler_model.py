@@ -33,6 +33,7 @@ class PlacementWatch:
     def __init__(self, driver: Driver) -> None:
         self._placement = driver.scheduler._planner._placement
         self._rules = driver.scheduler._rules
+        self._step_ns = 0
         self._joined: set[int] = set()
         self._victim_levels: list[int] = []  # of those who gave way, and for whom nobody has joined yet
         self._inner_join, self._inner_preempt = self._placement.join, self._placement.preempt
@@ -40,11 +41,16 @@ class PlacementWatch:
         self._placement.preempt = self._preempt  # type: ignore[method-assign]
         self.num_claim_preemptions = 0
 
-    def end_step(self) -> None:
+    def end_step(self, now_ns: int) -> None:
+        """Called at the latest by the first move of the next step."""
+        if now_ns == self._step_ns:
+            return
+        self._step_ns = now_ns
         assert not self._victim_levels, "somebody was thrown out in vain"
         self._joined.clear()
 
     def _join(self, sequence: Sequence, num_spare_blocks: int, now_ns: int) -> bool:
+        self.end_step(now_ns)
         has_joined = self._inner_join(sequence, num_spare_blocks, now_ns)
         if has_joined:
             assert all(level > sequence.claim.level for level in self._victim_levels), "an equal or higher claim gave way"
@@ -53,6 +59,7 @@ class PlacementWatch:
         return has_joined
 
     def _preempt(self, sequence: Sequence, now_ns: int, *, by_claim: bool) -> None:
+        self.end_step(now_ns)
         assert sequence.request_id not in self._joined, "joined and thrown out in one step"
         if by_claim:
             self._victim_levels.append(sequence.claim.level)
@@ -155,6 +162,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.next_id += 1
 
+    @rule(num_low=st.integers(1, 4), num_tokens=st.integers(1, 12), num_high=st.integers(1, 2), num_steps=st.integers(1, 3))
+    def higher_claims_come(self, num_low: int, num_tokens: int, num_high: int, num_steps: int) -> None:
+        """Low ones have begun, then higher ones want their places and their memory."""
+        for service_class, number, steps in (("batch", num_low, num_steps), ("interactive", num_high, 1)):
+            for _ in range(number):
+                now_ns = self.driver.clock.now_ns()
+                prompt = [2 + (self.next_id + index) % 3 for index in range(num_tokens)]
+                asked = make_request(self.next_id, prompt, max_tokens=12, arrival_ns=now_ns, service_class=service_class)
+                self.driver.add(asked)
+                self.next_id += 1
+            for _ in range(steps):
+                self._step_with_progress()
+
     @precondition(lambda self: self.next_id > 0)
     @rule(data=st.data())
     def add_duplicate(self, data: st.DataObject) -> None:
@@ -203,7 +223,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         scheduler = self.driver.scheduler
         plan = self.driver.schedule()
-        self.watch.end_step()
         if plan.rows:
             lineup = Lineup(scheduler._live.running)
             planned = {row.request_id for row in plan.rows}
@@ -267,6 +286,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         driver = self.driver
         bound = sum(len(r.prompt_token_ids) + r.stopping.max_tokens for r in driver.requests.values())
         driver.run(max_steps=2 * bound)
+        self.watch.end_step(driver.clock.now_ns() + 1)
         statistics = driver.scheduler.statistics()
         assert statistics.num_duplicates == self.num_duplicates
         assert statistics.num_claim_preemptions == self.watch.num_claim_preemptions

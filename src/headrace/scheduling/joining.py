@@ -36,7 +36,7 @@ class Joining:
         self._live = live
         self._placement = placement
         self._min_chunk_tokens = min_chunk_tokens
-        self._in_vain: tuple[int, int] | None = None  # for whom all lower claims together were not enough, and among whom
+        self._in_vain: tuple[int, int, int] | None = None  # for whom all lower claims together were not enough, and among whom
 
     def admit(self, budget_tokens: int, now_ns: int) -> StallCause | None:
         """Let sequences join. `budget_tokens`: most prefill tokens of the step. Returns what was at its end."""
@@ -90,7 +90,8 @@ class Joining:
     def _make_way(self, sequence: Sequence, now_ns: int) -> bool:
         """Preempt as many strictly lower claims as it takes for a place and memory, or nobody. Whether anybody was."""
         running, blocks = self._live.running, self._blocks
-        if not self._has_lower(sequence) or self._in_vain == (sequence.request_id, self._live.num_changes):
+        key = (sequence.request_id, sequence.claim.level, self._live.num_changes)
+        if not self._has_lower(sequence) or self._in_vain == key:
             return False
         num_missing = blocks.num_missing_blocks(sequence.table, sequence.token_ids, len(running))
         victims = choose_victims(
@@ -98,7 +99,7 @@ class Joining:
         )
         if not victims:
             # The sum of what is free and what the lower ones hold stays, until others run: that walk is not made in each step.
-            self._in_vain = (sequence.request_id, self._live.num_changes)
+            self._in_vain = key
         for victim in victims:
             self._placement.preempt(victim, now_ns, by_claim=True)
         return bool(victims)
