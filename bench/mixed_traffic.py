@@ -381,7 +381,7 @@ def main() -> int:
     one = commands.add_parser("steady")
     one.add_argument("--rounds", type=int, default=4)
     one.add_argument("--seconds", type=float, default=30)
-    one.add_argument("--every", type=float, default=2.5)
+    one.add_argument("--every", type=float, default=2.0)
     one.add_argument("--prompt-tokens", type=int, default=1500)
     two = commands.add_parser("tenants")
     two.add_argument("--seconds", type=float, default=60)
