@@ -87,8 +87,15 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     r_squared: float  # share of the durations' variance that is explained
 
 
+_NUM_REWEIGHTINGS = 5
+_HUBER_ERRORS = 2.0  # from so many median errors on a step counts less
+
+
 def fit_steps(steps: Iterable[RecordStep]) -> StepFit:
-    """Least squares with coefficients that are not negative. Raises ConfigurationError for too few steps.
+    """Least squares of relative errors, with coefficients that are not negative. ConfigurationError for too few steps.
+
+    Relative, because most steps are short and a simulation adds them up by the thousand; steps that are far off (the machine
+    did something else) count less (iteratively reweighted least squares with Huber's weights: Holland and Welsch, 1977).
 
     Four coefficients allow the exact way: the best of the least-squares solutions over all subsets of columns whose
     coefficients are positive is the solution of the constrained problem (Lawson and Hanson, Solving Least Squares Problems,
@@ -100,7 +107,7 @@ def fit_steps(steps: Iterable[RecordStep]) -> StepFit:
     kept.sort(key=lambda step: (step.epoch, step.at_us))
     columns = np.array([(1.0, step.decode_rows, step.prefill_tokens, step.context_tokens) for step in kept], dtype=np.float64)
     durations = np.array([step.duration_us for step in kept], dtype=np.float64)
-    coefficients = non_negative_least_squares(columns, durations)
+    coefficients = _robust_fit(columns, durations)
     predicted = columns @ coefficients
     errors = np.abs(predicted - durations) / durations
     spread = float(((durations - durations.mean()) ** 2).sum())
@@ -114,6 +121,17 @@ def fit_steps(steps: Iterable[RecordStep]) -> StepFit:
         total_ratio=float(predicted.sum() / durations.sum()),
         r_squared=1.0 - float(((predicted - durations) ** 2).sum()) / spread if spread > 0 else 1.0,
     )
+
+
+def _robust_fit(columns: Floats, durations: Floats) -> Floats:
+    weights = 1.0 / durations
+    coefficients = non_negative_least_squares(columns * weights[:, None], durations * weights)
+    for _ in range(_NUM_REWEIGHTINGS):
+        errors = np.abs(columns @ coefficients - durations) / durations
+        limit = max(_HUBER_ERRORS * float(np.median(errors)), 1e-6)
+        weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12))) / durations
+        coefficients = non_negative_least_squares(columns * weights[:, None], durations * weights)
+    return coefficients
 
 
 def non_negative_least_squares(columns: Floats, values: Floats) -> Floats:
