@@ -120,9 +120,7 @@ def test_a_record_goes_on_when_the_worker_dies_and_when_requests_are_refused(tmp
         victim = server.worker
         os.kill(victim.pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
-        while not server.metrics()[
-            "headrace_worker_restarts_total"
-        ]:  # until it has heard, it calls itself ready
+        while not server.metrics()["headrace_worker_restarts_total"]:  # until it has heard, it calls itself ready
             assert time.monotonic() < deadline
             time.sleep(0.02)
         server.wait_ready(30)

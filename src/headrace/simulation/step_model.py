@@ -131,7 +131,8 @@ def _robust_fit(columns: Floats, durations: Floats) -> Floats:
         limit = max(_HUBER_ERRORS * float(np.median(errors)), 1e-6)
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12))) / durations
         coefficients = non_negative_least_squares(columns * weights[:, None], durations * weights)
-    return coefficients
+    # Steps far above the line are time as well: all together take as long as they did.
+    return coefficients * (durations.sum() / max(float((columns @ coefficients).sum()), 1e-12))
 
 
 def non_negative_least_squares(columns: Floats, values: Floats) -> Floats:
