@@ -132,7 +132,9 @@ def _robust_fit(columns: Floats, durations: Floats) -> Floats:
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12))) / durations
         coefficients = non_negative_least_squares(columns * weights[:, None], durations * weights)
     # Steps far above the line are time as well: all together take as long as they did.
-    return coefficients * (durations.sum() / max(float((columns @ coefficients).sum()), 1e-12))
+    whole = float(durations.sum()) / max(float((columns @ coefficients).sum()), 1e-12)
+    scaled: Floats = coefficients * whole
+    return scaled
 
 
 def non_negative_least_squares(columns: Floats, values: Floats) -> Floats:
