@@ -220,3 +220,19 @@ def test_dis_07_health_tells_of_steps_not_of_sockets():
         assert statuses == [503, 503, 200, 200]
         assert (reply.finish_reason, reply.usage and reply.usage["completion_tokens"]) == ("length", 200)
         server.wait_ready(5)
+
+
+def test_gauges_are_zero_within_a_second_after_fifty_dropped_streams():
+    """MET-07: every dropped request is counted as ended; a scrape changes nothing but what counts scrapes and CPU time."""
+    with serving("--model", "sim:step_ms=10,token_us=20", "--served-model-name", "sim") as server:
+
+        async def drop_all() -> None:
+            await asyncio.gather(*(post(server, COMPLETE, body(f"{n} go", max_tokens=4000), leave_after=3) for n in range(50)))
+
+        asyncio.run(drop_all())
+        metrics = wait_idle(server, seconds=1.0)
+        ended = sum(value for name, value in metrics.items() if name.startswith("headrace_request_success_total"))
+        assert metrics["headrace_requests_started_total"] == ended == 50
+        before, after = server.metrics(), server.metrics()
+        changed = {name for name in after if after[name] != before.get(name)}
+        assert all("/metrics" in name or "cpu_seconds" in name for name in changed)
