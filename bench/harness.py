@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import random
 import re
 import socket
@@ -101,14 +102,16 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, ready_within_seconds: float = 120, quiet: bool = True) -> Iterator[Server]:
-    """A server with these flags on a free port of this machine; stopped at the end."""
+def serving(
+    *flags: str, ready_within_seconds: float = 120, quiet: bool = True, log: pathlib.Path | None = None
+) -> Iterator[Server]:
+    """A server with these flags on a free port of this machine; stopped at the end. `log`: its errors' output goes there."""
     port = free_port()
     command = [sys.executable, "-m", "headrace", "serve", "--port", str(port), *flags]
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, stderr=subprocess.DEVNULL if quiet else None, stdout=subprocess.DEVNULL if quiet else None
-    )
+    output = subprocess.DEVNULL if quiet else None
+    with contextlib.nullcontext(output) if log is None else log.open("ab") as errors:
+        process = subprocess.Popen(command, stderr=errors, stdout=output)
     server = Server(process, "127.0.0.1", port, 0.0)
     try:
         server.wait_ready(ready_within_seconds)

@@ -6,6 +6,7 @@ The simulated model says how long a step takes, so what is waited for is known.
 import concurrent.futures
 import http.client
 import json
+import pathlib
 import socket
 import time
 from collections.abc import Callable
@@ -99,14 +100,15 @@ def test_a_request_that_gets_on_has_phases_that_add_up_and_no_stall():
 
 
 def test_a_long_prefill_of_another_is_the_cause_where_it_is_not_cut_into_chunks():
-    flags = ("--model", "sim:step_ms=4,token_us=300", *NAME, *THRESHOLD, "--max-num-batched-tokens", "4096")
+    whole = ("--max-num-batched-tokens", "4096", "--no-step-time-budget")
+    flags = ("--model", "sim:step_ms=4,token_us=300", *NAME, *THRESHOLD, *whole)
     with serving(*flags) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         victim = pool.submit(complete, server, max_tokens=150)
         until(lambda: live_with(server, state="decode"))
         other = complete(server, prompt_ids=2000, max_tokens=2, salt=1)  # 600 ms in one step
         report = victim.result(WAIT_SECONDS)
-        assert causes(report) == {"prefill"}
-        (stall,) = report["stalls"]
+        (stall,) = [stall for stall in report["stalls"] if stall["cause"] == "prefill"]
+        assert causes(report) <= {"prefill", "slow_step", "worker_busy"}, "a busy machine may add short ones of its own"
         assert stall["duration_ms"] == pytest.approx(600, abs=250)
         assert other["phases"]["prefill"] == pytest.approx(600, abs=250)
         assert causes(other) <= {"worker_busy"}, "its own prompt's computing is no stall"
@@ -245,29 +247,28 @@ def lines_of(text: str, component: str) -> list[dict[str, Any]]:
 
 
 class Log:
-    """What the processes of a server have written so far, as this test reads it."""
+    """What the processes of a server write, in a file: what pytest captures loses lines when it is read meanwhile."""
 
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-        self._text = ""
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.path = folder / "server.log"
 
     def lines(self, component: str) -> list[dict[str, Any]]:
-        self._text += self._capfd.readouterr().err
-        return lines_of(self._text, component)
+        whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may be half written
+        return lines_of(whole, component)
 
 
-def test_the_log_level_changes_in_the_worker(capfd):
-    log = Log(capfd)
-    with serving("--model", "sim:step_ms=1", *NAME, "--log-format", "json", quiet=False) as server:
+def test_the_log_level_changes_in_the_worker(tmp_path):
+    log = Log(tmp_path)
+    with serving("--model", "sim:step_ms=1", *NAME, "--log-format", "json", log=log.path) as server:
         assert call(server, "PUT", "/debug/log-level", {"level": "debug"})[0] == 200
         until(lambda: any(line["level"] == "debug" for line in log.lines("worker")))
         complete(server, max_tokens=2)
         assert not any(line["level"] == "error" for line in log.lines("worker"))
 
 
-def test_the_log_level_changes_in_gateway_and_supervisor_and_holds_for_those_started_later(capfd):
-    log = Log(capfd)
-    with serving("--model", "sim:step_ms=1", *NAME, "--log-format", "json", quiet=False) as server:
+def test_the_log_level_changes_in_gateway_and_supervisor_and_holds_for_those_started_later(tmp_path):
+    log = Log(tmp_path)
+    with serving("--model", "sim:step_ms=1", *NAME, "--log-format", "json", log=log.path) as server:
         assert json.loads(call(server, "GET", "/debug/log-level")[2]) == {"level": "info"}
         complete(server, max_tokens=2)
         until(lambda: len(log.lines("request")) == 1)

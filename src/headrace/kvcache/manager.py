@@ -68,6 +68,11 @@ class KVCacheManager:
         return self._pool.num_available
 
     @property
+    def num_blocks(self) -> int:
+        """Of the pool, used or not."""
+        return len(self._pool.blocks)
+
+    @property
     def num_tables(self) -> int:
         """Tables that hold blocks."""
         return len(self._tables)

@@ -4,8 +4,9 @@ Owns: ClassQueue. Runs in: worker, tests, simulation.
 Must not know: budgets, blocks, steps.
 """
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic
 
 from headrace.scheduling.claims import Account, Claim, ClaimantT, ClaimRules, Rank
@@ -155,6 +156,20 @@ class ClassQueue(Generic[ClaimantT]):
     def head(self) -> ClaimantT | None:
         """The next to be admitted; it stays in the queue. None when nobody waits."""
         return self._turn()[0]
+
+    def first_of(self, is_wanted: Callable[[ClaimantT], bool]) -> ClaimantT | None:
+        """The first newcomer at the head's level whose account is wanted, in order of counters; each account's first is asked.
+
+        None when the head is a preempted one: nobody of its level goes before it for the sake of a share.
+        """
+        head, level = self._turn()
+        if head is None or head.claim.request_id not in self._newcomer_ids:
+            return None
+        for account in level.ledger.with_credit(math.inf):
+            item = self._items[level.newcomers[account][0][2]]
+            if is_wanted(item):
+                return item
+        return None
 
     def candidates(
         self, now_ns: int, max_num: int = 8, *, quantum: float = CREDIT_QUANTUM, window: int = PREFIX_WINDOW

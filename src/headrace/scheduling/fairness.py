@@ -26,6 +26,10 @@ class TokenCosts:
         if not (self.prefill > 0 and self.output > 0 and 0 <= self.cached <= self.prefill):
             raise ConfigurationError("token costs must be above 0, and a cached token must not cost more than a computed one.")
 
+    def of(self, num_prefill_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> float:
+        """The cost of so many tokens."""
+        return num_prefill_tokens * self.prefill + num_cached_tokens * self.cached + num_output_tokens * self.output
+
 
 class TenantLedger:
     """Virtual token counters (VTC: Sheng et al., OSDI 2024): who is active and has the smallest counter is served next.
@@ -84,10 +88,7 @@ class TenantLedger:
         self, account: Account, *, num_prefill_tokens: int = 0, num_cached_tokens: int = 0, num_output_tokens: int = 0
     ) -> None:
         """Count tokens. The prompt is charged whole at admission, so that the next pick knows of it; output as it is drawn."""
-        costs = self._costs
-        cost = (
-            num_prefill_tokens * costs.prefill + num_cached_tokens * costs.cached + num_output_tokens * costs.output
-        ) / self._weights[account]
+        cost = self._costs.of(num_prefill_tokens, num_cached_tokens, num_output_tokens) / self._weights[account]
         self._counters[account] = self._counters.get(account, 0.0) + cost
         if account in self._placed:
             self._moved.add(account)

@@ -1,11 +1,13 @@
-"""Every live sequence, and the one place in which it is: running or waiting.
+"""Every live sequence, and the one place in which it is: running or waiting; and what those that live are charged.
 
 Owns: LiveSequences. Runs in: worker, tests, simulation. Must not know: blocks, budgets, events.
 """
 
 from headrace.protocol.lifecycle import RequestState
-from headrace.scheduling.claims import ClaimRules
+from headrace.scheduling.claims import Claim, ClaimRules
 from headrace.scheduling.class_queue import ClassQueue
+from headrace.scheduling.fairness import TokenCosts
+from headrace.scheduling.recent_shares import RecentShares
 from headrace.scheduling.sequence import Sequence
 from headrace.scheduling.waiting import Deadlines, RankedSequences
 
@@ -16,7 +18,9 @@ class LiveSequences:
     def __init__(self, num_classes: int, rules: ClaimRules) -> None:
         self.by_id: dict[int, Sequence] = {}
         self.running = RankedSequences()
-        self.waiting: ClassQueue[Sequence] = ClassQueue(rules)
+        self._costs = TokenCosts()
+        self.waiting: ClassQueue[Sequence] = ClassQueue(rules, self._costs)
+        self._shares = [RecentShares(rules.weights) for _ in range(rules.num_levels)]
         self.deadlines = Deadlines()
         self.num_changes = 0  # of who runs; with the same number, the same ones run at the same levels
         self.num_running_by_class = [0] * num_classes
@@ -44,6 +48,33 @@ class LiveSequences:
         self.waiting.add_preempted(sequence, now_ns, by_claim=by_claim)
         self.num_running_by_class[sequence.class_index] -= 1
         self.num_waiting_by_class[sequence.class_index] += 1
+
+    def charge(
+        self,
+        claim: Claim,
+        now_ns: int,
+        *,
+        num_prefill_tokens: int = 0,
+        num_cached_tokens: int = 0,
+        num_output_tokens: int = 0,
+    ) -> None:
+        """Count tokens for the claim's account, at the level where it stands: the prompt once, at its first admission."""
+        self.waiting.charge(
+            claim,
+            num_prefill_tokens=num_prefill_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_output_tokens=num_output_tokens,
+        )
+        cost = self._costs.of(num_prefill_tokens, num_cached_tokens, num_output_tokens)
+        self._shares[claim.level].charge(claim.account, cost, now_ns)
+
+    def is_light(self, sequence: Sequence) -> bool:
+        """Whether its account had far less of late than another one of its level."""
+        return self._shares[sequence.claim.level].is_light(sequence.claim.account)
+
+    def num_light_expected(self, level: int, now_ns: int, max_num: int) -> int:
+        """How many light accounts of a level may come at any moment, counted up to `max_num`."""
+        return self._shares[level].num_expected(now_ns, max_num)
 
     def pass_over(self, sequence: Sequence, duration_ns: int) -> None:
         """One that runs got nothing for so long: that counts as waiting, and may raise its claim."""

@@ -39,7 +39,7 @@ class Placement:
         self._live.admit(sequence, now_ns)
         if is_first:
             num_new = len(sequence.token_ids) - num_cached_tokens
-            self._live.waiting.charge(sequence.claim, num_prefill_tokens=num_new, num_cached_tokens=num_cached_tokens)
+            self._live.charge(sequence.claim, now_ns, num_prefill_tokens=num_new, num_cached_tokens=num_cached_tokens)
         self._counters.num_cached_prompt_tokens += sequence.start(num_cached_tokens, now_ns)
         self._stalls.admit(sequence.wait, now_ns)
         return True

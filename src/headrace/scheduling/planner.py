@@ -35,7 +35,12 @@ class StepPlanner:
         self._blocks = blocks
         self._placement = placement
         self._joining = Joining(
-            policy or OpenBatch(config.max_num_seqs), blocks, live, placement, min_chunk_tokens=config.min_chunk_tokens
+            policy or OpenBatch(config.max_num_seqs),
+            blocks,
+            live,
+            placement,
+            min_chunk_tokens=config.min_chunk_tokens,
+            max_num_seqs=config.max_num_seqs,
         )
         self._passed_over: list[Sequence] = []  # prompts of which the last step computed nothing
         self._shape = StepShape(0, 0, 0)  # of the last step
@@ -59,10 +64,17 @@ class StepPlanner:
             lineup = Lineup(live.running)
         draft = StepDraft(step_id, self._max_num_tokens)
         self._plan_streams(draft, lineup, now_ns)
-        self._passed_over = prefill.share(draft, lineup.prompts, prefill.num_tokens(lineup))
+        self._passed_over = prefill.share(draft, *self._in_turn(lineup.prompts), prefill.num_tokens(lineup))
         self._scheduled_ns, self._shape = now_ns, draft.shape()
         prefill.expect(self._shape)
         return draft, blocked_by
+
+    def _in_turn(self, prompts: list[Sequence]) -> tuple[list[Sequence], list[int]]:
+        """The prompts in the order in which they get tokens, and the rank of each: by level, light accounts' before others'."""
+        is_light = self._live.is_light
+        ranked = [(2 * sequence.claim.level + (not is_light(sequence)), sequence) for sequence in prompts]
+        ranked.sort(key=_rank_of)  # stable
+        return [sequence for _, sequence in ranked], [rank for rank, _ in ranked]
 
     def land(self, now_ns: int) -> None:
         """The result of the last step is there.
@@ -105,3 +117,7 @@ class StepPlanner:
             if victim is sequence:
                 break
         return has_preempted
+
+
+def _rank_of(ranked: tuple[int, Sequence]) -> int:
+    return ranked[0]

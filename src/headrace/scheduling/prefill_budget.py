@@ -71,14 +71,14 @@ class PrefillBudget:
         )
         return min(max_tokens, max(found, self._config.min_chunk_tokens))
 
-    def share(self, draft: StepDraft, prompts: list[Sequence], num_tokens: int) -> list[Sequence]:
-        """Add rows of prompts, in order of claims, for at most so many tokens. Returns those that got nothing."""
+    def share(self, draft: StepDraft, prompts: list[Sequence], ranks: list[int], num_tokens: int) -> list[Sequence]:
+        """Add rows of prompts for at most so many tokens; a lower rank goes before a higher. Returns those that got nothing."""
         if not prompts:
             return []
         shares = share_prefill(
             min(num_tokens, draft.num_tokens_left),
             [sequence.num_remaining_tokens for sequence in prompts],
-            [sequence.claim.level for sequence in prompts],
+            ranks,
             min_chunk=self._config.min_chunk_tokens,
             block_size=self._grain,
         )

@@ -151,7 +151,7 @@ class Scheduler:
                     num_drawn_by_claim[key] = [claim]
                 self._take_token(sequence, tokens.get(row.request_id), now_ns)
         for claims in num_drawn_by_claim.values():
-            self._live.waiting.charge(claims[0], num_output_tokens=len(claims))
+            self._live.charge(claims[0], now_ns, num_output_tokens=len(claims))
 
     def fail_step(self, plan: StepPlan, code: str, message: str, now_ns: int) -> None:
         """The step as a whole failed: the requests of its rows end with this error, all others live on."""
