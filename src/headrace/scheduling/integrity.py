@@ -6,6 +6,7 @@ Must not know: how a step is planned.
 
 from headrace.protocol.lifecycle import RequestState
 from headrace.protocol.messages import WorkerLimits
+from headrace.scheduling.claims import Account
 from headrace.scheduling.config import SchedulerConfig
 from headrace.scheduling.live import LiveSequences
 
@@ -39,7 +40,7 @@ def check_sequences(config: SchedulerConfig, limits: WorkerLimits, sequences: Li
 
 
 def check_classes(live: LiveSequences) -> None:
-    """Raise RuntimeError when the counts by class are not those of the sequences."""
+    """Raise RuntimeError when the counts by class and account are not those of the sequences."""
     for name, counted, sequences in (
         ("run", live.num_running_by_class, live.running),
         ("wait", live.num_waiting_by_class, live.waiting),
@@ -49,3 +50,8 @@ def check_classes(live: LiveSequences) -> None:
             found[sequence.class_index] += 1
         if found != counted:
             raise RuntimeError(f"{found} sequences of the classes {name}, counted are {counted}")
+    by_account: dict[Account, int] = {}
+    for sequence in live.running:
+        by_account[sequence.claim.account] = by_account.get(sequence.claim.account, 0) + 1
+    if by_account != live.num_running_by_account:
+        raise RuntimeError(f"{by_account} sequences of accounts run, counted are {live.num_running_by_account}")

@@ -31,8 +31,9 @@ class Joining:
 
     Equal claims never give way. So that an account that seldom asks need not wait for one of a busy account's streams to end,
     some places are kept free for those light accounts that asked not long ago, with memory for a usual prompt each; and a light
-    account's newcomer passes a head that cannot join. What is kept is at most a sixteenth of all, and nothing while only one
-    account asks, while nobody runs or while strictly lower claims could give way.
+    account's newcomer passes a head that cannot join, while its account has no more than its share of the places. It pays as
+    all do: its counter rises, and the others have their turn when it is light no more. What is kept is at most a sixteenth of
+    all, and nothing while only one account asks, while nobody runs or while strictly lower claims could give way.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Joining:
         self._live = live
         self._placement = placement
         self._min_chunk_tokens = min_chunk_tokens
+        self._max_num_seqs = max_num_seqs
         self._max_num_kept = max_num_seqs // KEPT_PART or int(max_num_seqs >= MIN_SEQS_TO_KEEP)
         self._usual_num_blocks = 0.0  # of a newcomer's prompt
         self._in_vain: tuple[int, int, int] | None = None  # for whom all lower claims together were not enough, and among whom
@@ -61,7 +63,7 @@ class Joining:
             blocked_by = self._admit(sequence, budget_tokens, now_ns)
             if blocked_by is None:
                 continue
-            light = None if self._live.is_light(sequence) else waiting.first_of(self._live.is_light)
+            light = None if self._is_under_share(sequence) else waiting.first_of(self._is_under_share)
             if light is None or self._admit(light, budget_tokens, now_ns) is not None:
                 return blocked_by
         return None
@@ -73,18 +75,21 @@ class Joining:
             return StallCause.NO_BUDGET
         num_kept = self._num_kept(sequence, now_ns)
         if self._policy.num_may_join(num_running=len(running) + num_kept, num_waiting=num_waiting, now_ns=now_ns) > 0:
-            if not num_kept and sequence is self._live.waiting.head():
+            if sequence is self._live.waiting.head() and not self._is_under_share(sequence):
                 sequence = self._preferred(now_ns) or sequence
         elif not self._make_way(sequence, now_ns):
             return StallCause.NO_SLOT
         return None if self._try(sequence, num_kept, now_ns) else StallCause.NO_BLOCKS
+
+    def _is_under_share(self, sequence: Sequence) -> bool:
+        return self._live.is_under_share(sequence, self._max_num_seqs)
 
     def _num_kept(self, sequence: Sequence, now_ns: int) -> int:
         """How many places it must leave free."""
         live = self._live
         if not self._max_num_kept or not len(live.running) or sequence.state is not RequestState.WAITING:
             return 0
-        if self._has_lower(sequence) or live.is_light(sequence):
+        if self._has_lower(sequence) or self._is_under_share(sequence):
             return 0
         return min(
             self._max_num_kept, KEPT_PER_ACCOUNT * live.num_light_expected(sequence.claim.level, now_ns, self._max_num_kept)
