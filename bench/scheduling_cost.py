@@ -20,6 +20,7 @@ from headrace.protocol.sampling import SamplingParams, StopConditions
 from headrace.protocol.step import StepPlan, StepResult
 from headrace.protocol.traffic import DEFAULT_TENANT, OTHER_TENANT, Tenant, TrafficPolicy
 from headrace.scheduling import Scheduler, SchedulerConfig
+from headrace.worker.garbage import keep_pauses_short
 
 BLOCK_SIZE = 32
 VOCAB_SIZE = 50_000
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="say where the time goes (the times are longer then)")
     options = parser.parse_args()
+    keep_pauses_short()  # as a worker does
     for name, make in (("places", streams_with_places_full), ("memory", streams_with_memory_full)):
         print(f"\n== {name}: {options.rows} rows, {options.waiting} waiting")
         bench = make(options.rows, options.waiting, options.seed)

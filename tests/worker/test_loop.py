@@ -63,7 +63,9 @@ class Worker:
             self.report,
             max_drain_messages=max_drain_messages,
             max_failed_steps=max_failed_steps,
+            tidy=lambda: self.tidied.append(self.clock.now_ns()),
         )
+        self.tidied = []
         self.events = {ring: [] for ring in rings}
 
     def send(self, *messages):
@@ -180,6 +182,35 @@ def test_cancelled_requests_stop_within_a_step():
     assert not worker.scheduler.has_work
     worker.loop.wait_message()
     assert (worker.pages[-1]["num_running"], worker.pages[-1]["num_waiting"]) == (0, 0)
+
+
+def test_garbage_is_collected_once_when_nobody_has_asked_for_a_while():
+    worker = Worker()
+    worker.loop.wait_message()
+    assert worker.tidied == []  # nothing was done yet
+    worker.send(request(1, max_tokens=3))
+    worker.run_dry()
+    ended_ns = worker.clock.now_ns()
+    for _ in range(4):
+        worker.loop.wait_message()
+        assert not worker.loop.step()
+        worker.clock.advance(0.4)
+    (tidied_ns,) = worker.tidied
+    assert tidied_ns - ended_ns >= HEARTBEAT_SECONDS * 1e9
+    worker.send(request(2, max_tokens=1))
+    worker.run_dry()
+    worker.clock.advance(HEARTBEAT_SECONDS)
+    worker.loop.wait_message()
+    assert len(worker.tidied) == 2
+
+
+def test_no_garbage_is_collected_while_a_request_is_live():
+    worker = Worker()
+    worker.send(request(1, max_tokens=3))
+    worker.step()
+    worker.clock.advance(5)
+    worker.loop.wait_message()  # as after a step that was refused
+    assert worker.tidied == []
 
 
 def test_events_wait_for_a_full_ring_while_others_go_on():

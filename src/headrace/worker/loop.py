@@ -53,7 +53,9 @@ class WorkerLoop:
         max_drain_messages: int = 64,
         max_failed_steps: int = 8,
         step_log: StepLog | None = None,
+        tidy: Callable[[], None] | None = None,
     ) -> None:
+        """`tidy` is called once after each time of work, when nobody has asked for anything for a heartbeat."""
         self._scheduler = scheduler
         self._executor = executor
         self._source = source
@@ -63,6 +65,8 @@ class WorkerLoop:
         self._max_drain_messages = max_drain_messages
         self._max_failed_steps = max_failed_steps
         self._step_log = step_log
+        self._tidy = tidy
+        self._worked_ns = 0  # when the last step ended; 0: all is tidy since
         self._num_failed_steps = 0  # in a row
         self._retry_seconds = MIN_RETRY_SECONDS
         self.is_draining = False  # new requests are refused; `run` returns when the others have ended
@@ -99,7 +103,7 @@ class WorkerLoop:
             self._scheduler.apply(plan, result, executed_ns)
         applied_ns = clock.now_ns()
         self._publish(executed_ns)
-        published_ns = clock.now_ns()
+        self._worked_ns = published_ns = clock.now_ns()
         forward_ns, sample_ns = (result.forward_ns, result.sample_ns) if result is not None else (0, 0)
         self._report.count_step(
             plan,
@@ -140,6 +144,10 @@ class WorkerLoop:
         if self._step_log is not None:
             self._step_log.flush_due(now_ns)
         self.write_page(now_ns)
+        if self._worked_ns and now_ns - self._worked_ns >= HEARTBEAT_SECONDS * 1e9 and not self._scheduler.has_work:
+            self._worked_ns = 0
+            if self._tidy is not None:
+                self._tidy()
         self._report.note_wait()
         if self._outbox.is_empty:
             self._retry_seconds = MIN_RETRY_SECONDS

@@ -3,7 +3,6 @@
 Owns: run_worker. Runs in: worker. Must not know: how an executor is built (it is given), HTTP, text.
 """
 
-import gc
 import os
 import signal
 import time
@@ -25,6 +24,7 @@ from headrace.telemetry.logs import configure_logging, get_logger, set_level
 from headrace.telemetry.status_fields import STATUS_FIELDS, WorkerState
 from headrace.worker.clock import MonotonicClock
 from headrace.worker.config import GatewayLink, WorkerConfig
+from headrace.worker.garbage import collect_now, keep_pauses_short
 from headrace.worker.loop import WorkerLoop
 from headrace.worker.outbox import Outbox
 from headrace.worker.report import WorkerReport
@@ -142,9 +142,9 @@ def _live(
         max_drain_messages=config.max_drain_messages,
         max_failed_steps=config.max_failed_steps,
         step_log=_open_step_log(config, scheduler, clock, stack),
+        tidy=collect_now,
     )
-    gc.collect()
-    gc.freeze()  # what lives as long as the process need not be looked at again: shorter pauses between steps
+    keep_pauses_short()
     loop.write_page(clock.now_ns())  # before the greeting: whoever reads it finds a sign of life
     control.send(ChildReady(describe(executor)))
 
