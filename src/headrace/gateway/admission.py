@@ -23,6 +23,7 @@ MAX_RETRY_AFTER_SECONDS = 60  # where only a bound was met and nothing is foreca
 MAX_FORECAST_RETRY_SECONDS = 3600
 NEWCOMER_SHARE = 0.8  # of the time that a class allows: what is left is room for those who were told to come again
 PROMISE_CAUTION = 1.05  # times that are told are so much later than the measured rate says: rates are not known exactly
+SHARED_PROMPTS = 2  # so many long prompts at the head of the queue are taken to be under way
 SHED_FROM = 0.5  # saturation at which shedding of the lowest class begins; at 1 all of it is shed
 _NS_PER_SECOND = 1_000_000_000
 
@@ -89,9 +90,10 @@ class AdmissionControl:
         self._limits = limits
         self._draw = draw or random.Random(0).random  # noqa: S311 - not for secrets
         self._num_in_flight = 0
+        self._num_running = 0  # of these: have shown a token
         self._accounts = QueueAccounts()
         self._class_queues: dict[str, list[int]] = {name: [0, 0] for name in limits.traffic.class_names}  # requests, tokens
-        self._drain = DrainMeter()
+        self._drain: DrainMeter[Permit] = DrainMeter()
         self._completions = EventRate()
         self._places: dict[int, PlaceMeter] = {}  # by level
         self._refusals = EventRate()
@@ -128,7 +130,7 @@ class AdmissionControl:
         """
         self._check_bounds(num_prompt_tokens, now_ns, applicant, num_requests)
         if self._limits.forecasts:
-            self._check_forecast(num_prompt_tokens, now_ns, applicant)
+            self._check_forecast(num_prompt_tokens, now_ns, applicant, num_requests)
             self._shed(num_prompt_tokens, now_ns, applicant)
 
     def admit(
@@ -156,8 +158,9 @@ class AdmissionControl:
             self._num_in_flight += 1
             self._accounts.queue(level, applicant.tenant, num_tokens)
             self._count_class(applicant, 1, num_tokens)
-            self._drain.enter(now_ns)
-            permits.append(Permit(self, applicant, num_tokens))
+            permit = Permit(self, applicant, num_tokens)
+            self._drain.enter(permit, num_tokens, now_ns)
+            permits.append(permit)
         return permits
 
     def predicted_wait_ns(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY) -> int | None:
@@ -179,11 +182,22 @@ class AdmissionControl:
     def retry_after_seconds(self, now_ns: int) -> int:
         """Time in which as many requests complete as were refused lately: those callers come again too. In 1..60.
 
-        With no completion in the window the rate is taken as one per window, its upper bound.
+        The rate is what the server can do, as far as it was measured: idle time in the window does not lower it. With nothing
+        measured and no completion in the window it is taken as one per window, its upper bound.
         """
         num_competing = max(1, self._refusals.num_recent(now_ns))
         rate_per_second = max(1, self._completions.num_recent(now_ns)) / WINDOW_SECONDS
+        if request_ns := self._request_ns(now_ns):
+            rate_per_second = max(rate_per_second, _NS_PER_SECOND / request_ns)
         return min(MAX_RETRY_AFTER_SECONDS, max(1, math.ceil(num_competing / rate_per_second)))
+
+    def _request_ns(self, now_ns: int) -> float:
+        """What one request more costs a full server: by places, or by prompts where those take longer; 0: not known."""
+        level = max(entry.level for entry in self._limits.traffic.classes)
+        by_place_ns = mean_place_ns(self._places, level, now_ns) / self._limits.max_num_seqs
+        rate = self._drain.tokens_per_second(now_ns)
+        by_prompt_ns = self._accounts.mean_tokens_up_to(level) / rate * _NS_PER_SECOND if rate else 0.0
+        return max(by_place_ns, by_prompt_ns)
 
     def _check_bounds(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int) -> None:
         """The bounds that hold whatever is forecast."""
@@ -203,27 +217,34 @@ class AdmissionControl:
                 f"Too many prompt tokens of class {service_class.name} are waiting.", now_ns, RejectReason.CLASS_QUEUE_FULL
             )
 
-    def _check_forecast(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> None:
-        """Refuse who would not meet its target, with the time at which it would."""
+    def _check_forecast(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int) -> None:
+        """Refuse who would not meet its target, with the time at which it would.
+
+        Nobody is refused who can begin at once: no place is kept empty for callers who were told to come.
+        """
         level = applicant.service_class.level
+        if not self._accounts.num_queued_up_to(level) and (
+            self._accounts.num_running_up_to(level) + num_requests <= self._limits.max_num_seqs
+        ):
+            return
         queued = self._accounts.tokens_by_tenant(level)
         promise = self._promises.get(applicant.digest, now_ns)
         allowed_ns = self._allowed_ns(num_prompt_tokens, now_ns, applicant)
         if promise is not None and now_ns >= promise.due_ns - EARLY_NS:
             self._promises.come(promise)
-            wait_ns = self._wait_ns(queued, num_prompt_tokens, now_ns, applicant)  # its place was kept for it
+            wait_ns = self._wait_ns(queued, num_prompt_tokens, now_ns, applicant, num_requests)  # its place was kept for it
             others = queued
         else:
             allowed_ns = round(NEWCOMER_SHARE * allowed_ns)
             others = self._with_promises(queued, level, promise, now_ns + allowed_ns)
-            wait_ns = self._wait_ns(others, num_prompt_tokens, now_ns, applicant)
+            wait_ns = self._wait_ns(others, num_prompt_tokens, now_ns, applicant, num_requests)
         if wait_ns is None or wait_ns <= allowed_ns:
             return
         everybody = self._with_promises(queued, level, promise, None)
-        last_wait_ns = self._wait_ns(everybody, num_prompt_tokens, now_ns, applicant) or wait_ns
+        last_wait_ns = self._wait_ns(everybody, num_prompt_tokens, now_ns, applicant, num_requests) or wait_ns
         # Judged without its tenant's own queue: when that would let it in, its own share is the reason.
         without_own = {name: tokens for name, tokens in others.items() if name != applicant.tenant}
-        wait_without_own_ns = self._wait_ns(without_own, num_prompt_tokens, now_ns, applicant)
+        wait_without_own_ns = self._wait_ns(without_own, num_prompt_tokens, now_ns, applicant, num_requests)
         is_own_fault = len(self._weights) > 1 and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
         is_own_fault = is_own_fault and bool(without_own)  # alone on the server, the server is the reason
         due_ns = now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0)
@@ -284,25 +305,48 @@ class AdmissionControl:
         own_ns = round(num_prompt_tokens / rate * _NS_PER_SECOND) if rate else 0
         return max(target_ns - own_ns, target_ns // 2)
 
-    def _wait_ns(self, queued: Mapping[str, float], num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> int | None:
+    def _wait_ns(
+        self,
+        queued: Mapping[str, float],
+        num_prompt_tokens: int,
+        now_ns: int,
+        applicant: Applicant,
+        num_requests: int = 1,
+    ) -> int | None:
         """By tokens ahead at the measured rate, and by places where all are taken; the longer of the two."""
         level = applicant.service_class.level
         rate = self._drain.tokens_per_second(now_ns)
-        if rate is None:
+        place_ns = mean_place_ns(self._places, level, now_ns)
+        if rate is None and not place_ns:
             return None
         tokens_ahead = fair_tokens_ahead(queued, applicant.tenant, num_prompt_tokens, self._weights)
         num_ahead = tokens_ahead / (self._accounts.mean_tokens_up_to(level) or max(1, num_prompt_tokens))
         num_places = self._limits.max_num_seqs
-        num_lacking = num_ahead + 1 - (num_places - self._accounts.num_running_up_to(level))
-        by_places_ns = 0.0
-        if num_lacking > 0:
-            by_places_ns = num_lacking * mean_place_ns(self._places, level, now_ns) / num_places
-        return round(max(tokens_ahead / rate * _NS_PER_SECOND, by_places_ns))
+        num_lacking = num_ahead + num_requests - (num_places - self._accounts.num_running_up_to(level))
+        by_places_ns = max(0.0, num_lacking) * place_ns / num_places
+        by_tokens_ns = 0.0
+        if rate is not None:
+            num_shared = min(self._num_shared_tokens(num_prompt_tokens, applicant), queued.get(applicant.tenant, 0.0))
+            by_tokens_ns = max(0.0, tokens_ahead - num_shared) / rate * _NS_PER_SECOND
+        return round(max(by_tokens_ns, by_places_ns))
+
+    def _num_shared_tokens(self, num_prompt_tokens: int, applicant: Applicant) -> int:
+        """Tokens of long prompts under way that a shorter newcomer of their account does not wait for: they share the steps."""
+        level, tenant = applicant.service_class.level, applicant.tenant
+        return sum(
+            max(0, permit.num_tokens - num_prompt_tokens)
+            for permit in self._drain.longest_waiting(SHARED_PROMPTS)
+            if permit.applicant.service_class.level == level and permit.applicant.tenant == tenant
+        )
 
     def _count_class(self, applicant: Applicant, num_requests: int, num_tokens: int) -> None:
         counts = self._class_queues.setdefault(applicant.service_class.name, [0, 0])
         counts[0] += num_requests
         counts[1] += num_tokens
+
+    def _count_running(self, change: int, now_ns: int) -> None:
+        self._num_running += change
+        self._drain.set_places(now_ns, has_places=self._num_running < self._limits.max_num_seqs)
 
     def _begin_running(self, permit: Permit, now_ns: int) -> None:
         applicant = permit.applicant
@@ -311,7 +355,8 @@ class AdmissionControl:
         self._accounts.run(level, 1)
         self._places.setdefault(level, PlaceMeter()).take(now_ns)
         self._count_class(applicant, -1, -permit.num_tokens)
-        self._drain.leave(permit.num_tokens, now_ns)
+        self._drain.leave(permit, now_ns, was_computed=True)
+        self._count_running(1, now_ns)
 
     def _forget(self, permit: Permit, now_ns: int, *, was_queued: bool, completed: bool) -> None:
         applicant = permit.applicant
@@ -320,8 +365,9 @@ class AdmissionControl:
         if was_queued:
             self._accounts.unqueue(level, applicant.tenant, permit.num_tokens)
             self._count_class(applicant, -1, -permit.num_tokens)
-            self._drain.leave(0, now_ns)
+            self._drain.leave(permit, now_ns, was_computed=False)
         else:
+            self._count_running(-1, now_ns)
             self._accounts.run(level, -1)
             self._places[level].give_back(now_ns)
         if completed:

@@ -3,12 +3,15 @@
 Owns: EventRate, DrainMeter, PlaceMeter. Runs in: gateway, simulation. Must not know: requests, the clock (time is an argument).
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import islice
+from typing import Generic, TypeVar
 
 WINDOW_SECONDS = 10  # over which completions, refusals and drained work are counted
 _NS_PER_SECOND = 1_000_000_000
 PLACE_MEMORY = 0.97  # weight of the past with each place that is given back
 MIN_BUSY_NS = 200_000_000  # of waiting in the window; with less the last rate that was measured stays
+MIN_WAITING = 2  # from so many on the rate is one at which a queue shrinks
 
 
 class EventRate:
@@ -39,47 +42,86 @@ class EventRate:
         self._second = max(self._second, second)
 
 
-class DrainMeter:
-    """Prompt tokens that leave the queue for each second in which somebody waits.
+WaiterT = TypeVar("WaiterT", bound=Hashable)
 
-    Time in which nobody waits is not counted: an idle server drains nothing and is not slow. What is measured is the rate at
-    which a newcomer's wait shrinks, whatever bounds it (prefill, places, memory).
+
+class DrainMeter(Generic[WaiterT]):
+    """Prompt tokens that are computed for each second in which somebody waits for that.
+
+    What is not counted is time in which nobody waits, for an idle server is not slow, and time in which every place is taken:
+    who waits then waits for a place, which is the PlaceMeter's to tell, and the rate would outlive that wait. Nor is time in
+    which a single prompt is under way: what one alone takes says little about what many would.
+
+    A prompt's tokens count when all of it is computed, by the part of its time that is counted. So that a long one does not
+    look like a standstill until then, of the one that has waited longest as much counts as if it took the whole time that is
+    looked at: the rate errs to the fast side while there is doubt.
     """
 
     def __init__(self) -> None:
         self._tokens = EventRate()
         self._busy_ns = EventRate()
-        self._num_waiting = 0
-        self._busy_since_ns = 0
+        self._waiting: dict[WaiterT, tuple[int, int, int]] = {}  # in order of coming: tokens, and both totals when it came
+        self._has_places = True
+        self._settled_ns = 0
+        self._total_busy_ns = 0
+        self._total_open_ns = 0  # in which a newcomer would have found a place
         self._last_rate: float | None = None
 
-    def enter(self, now_ns: int) -> None:
+    def enter(self, who: WaiterT, num_tokens: int, now_ns: int) -> None:
         """A request begins to wait."""
-        if not self._num_waiting:
-            self._busy_since_ns = now_ns
-        self._num_waiting += 1
-
-    def leave(self, num_tokens: int, now_ns: int) -> None:
-        """A request that waited has left; `num_tokens` of its prompt were served (0: it was given up)."""
         self._settle(now_ns)
-        self._num_waiting -= 1
-        if num_tokens:
-            self._tokens.count(now_ns, num_tokens)
+        self._waiting[who] = (num_tokens, self._total_busy_ns, self._total_open_ns)
+
+    def leave(self, who: WaiterT, now_ns: int, *, was_computed: bool) -> None:
+        """A request waits no longer: its prompt was computed, or it was given up. KeyError when it did not wait."""
+        self._settle(now_ns)
+        num_tokens, busy_before_ns, open_before_ns = self._waiting.pop(who)
+        open_ns = self._total_open_ns - open_before_ns
+        if was_computed and open_ns:
+            self._tokens.count(now_ns, round(num_tokens * (self._total_busy_ns - busy_before_ns) / open_ns))
+        self._last_rate = self._measured(now_ns) or self._last_rate
+
+    def set_places(self, now_ns: int, *, has_places: bool) -> None:
+        """Whether a newcomer would find a place."""
+        self._settle(now_ns)
+        self._has_places = has_places
 
     def tokens_per_second(self, now_ns: int) -> float | None:
         """The rate over the window; the last one known while there is too little to tell; None before any."""
         self._settle(now_ns)
+        return self._measured(now_ns) or self._last_rate
+
+    def longest_waiting(self, max_num: int) -> Iterator[WaiterT]:
+        """Those that have waited longest."""
+        return islice(self._waiting, max_num)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._has_places and len(self._waiting) >= MIN_WAITING
+
+    def _measured(self, now_ns: int) -> float:
+        """The rate over the window; 0: too little to tell."""
         busy_ns = self._busy_ns.num_recent(now_ns)
-        num_tokens = self._tokens.num_recent(now_ns)
-        if busy_ns >= MIN_BUSY_NS and num_tokens:
-            self._last_rate = num_tokens * _NS_PER_SECOND / busy_ns
-        return self._last_rate
+        if busy_ns < MIN_BUSY_NS:
+            return 0.0
+        num_tokens: float = self._tokens.num_recent(now_ns)
+        if self._is_busy:
+            num_oldest_tokens, _, open_before_ns = next(iter(self._waiting.values()))
+            if open_ns := self._total_open_ns - open_before_ns:
+                num_tokens += num_oldest_tokens * min(open_ns / busy_ns, busy_ns / open_ns)
+        return num_tokens * _NS_PER_SECOND / busy_ns
 
     def _settle(self, now_ns: int) -> None:
-        """Count the waiting time up to now."""
-        if self._num_waiting and now_ns > self._busy_since_ns:
-            self._busy_ns.count(now_ns, min(now_ns - self._busy_since_ns, WINDOW_SECONDS * _NS_PER_SECOND))
-            self._busy_since_ns = now_ns
+        """Count the busy time up to now."""
+        elapsed_ns = now_ns - self._settled_ns
+        if elapsed_ns <= 0:
+            return
+        if self._has_places:
+            self._total_open_ns += elapsed_ns
+        if self._is_busy:
+            self._total_busy_ns += elapsed_ns
+            self._busy_ns.count(now_ns, min(elapsed_ns, WINDOW_SECONDS * _NS_PER_SECOND))
+        self._settled_ns = now_ns
 
 
 class PlaceMeter:
