@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Applicant, Permit
-from headrace.gateway.drain import DrainMeter
+from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Permit
+from headrace.gateway.drain import DrainMeter, PlaceMeter, mean_place_ns
 from headrace.gateway.forecast import fair_tokens_ahead
+from headrace.gateway.outlook import Applicant
 from headrace.gateway.promises import MAX_PROMISES, Promise, PromiseBook, expiry_of
 from headrace.protocol.errors import ErrorCode, RejectReason, RequestError
 from headrace.protocol.traffic import BATCH, INTERACTIVE, STANDARD, Tenant, TrafficPolicy
@@ -328,6 +329,44 @@ def test_who_can_begin_at_once_is_let_in_whatever_was_measured_and_promised() ->
         permit = admission.admit(12, second * SECOND, Applicant(digest=b"lonely%d" % second))
         permit.leave_queue(second * SECOND + 20 * MS)
         permit.release(second * SECOND + 30 * MS, completed=True)
+
+
+def test_one_short_answer_beside_long_ones_does_not_make_them_endless() -> None:
+    """All of 16 places were taken 3 s ago and one short answer was given: a place is not kept for 48 s therefore."""
+    meter: PlaceMeter[int] = PlaceMeter()
+    meter.take(0, SECOND)
+    meter.give_back(0, SECOND + 200 * MS)
+    assert mean_place_ns({0: meter}, 0, 2 * SECOND) == 0.2 * SECOND
+    for who in range(1, 17):
+        meter.take(who, 2 * SECOND)
+    assert mean_place_ns({0: meter}, 0, 5 * SECOND) == 3 * SECOND
+    for who in range(1, 17):
+        meter.give_back(who, 7 * SECOND)
+    assert 3.5 * SECOND < mean_place_ns({0: meter}, 0, 8 * SECOND) <= 5 * SECOND  # both sums fade, the time from its start
+
+
+def test_a_tiny_prompt_that_waits_alone_does_not_multiply_those_who_were_told_to_come() -> None:
+    """Their tokens are counted as requests of the usual length, not of the one that happens to wait."""
+    admission = AdmissionControl(AdmissionLimits(1000, 10**6, max_num_seqs=2, traffic=TRAFFIC))
+    running = [admission.admit(500, SECOND, Applicant(digest=b"r%d" % number)) for number in range(3)]
+    for permit in running:
+        permit.leave_queue(2 * SECOND)
+    running[0].release(6 * SECOND, completed=True)  # places are kept for some seconds
+    queue: list[Permit] = []
+    tiny = admission.admit(1, 7 * SECOND, Applicant(digest=b"tiny"))
+    for number in range(50):
+        try:
+            queue.append(admission.admit(500, 7 * SECOND, Applicant(digest=b"%d" % number)))
+        except RequestError:
+            continue
+    num_promised = len(admission.promises)
+    assert num_promised > 30
+    for permit in queue:
+        permit.release(8 * SECOND, completed=False)
+    assert admission.num_queued_prompt_tokens == tiny.num_tokens
+    told = refused(admission, 500, Applicant(digest=b"next"), 8 * SECOND).retry_after_seconds
+    assert told is not None
+    assert told <= (num_promised + 2) * 6
 
 
 def test_answers_of_one_call_need_a_place_each() -> None:

@@ -1,6 +1,6 @@
 """Who may enter: bounds on what is in flight, a forecast of each newcomer's first token, and honest times to come again.
 
-Owns: AdmissionControl, Permit, Applicant. Runs in: gateway, simulation. Must not know: rings, HTTP, the clock (time is an
+Owns: AdmissionControl, Permit. Runs in: gateway, simulation. Must not know: rings, HTTP, the clock (time is an
 argument).
 
 A newcomer whose first token would come too late for its class is refused at once, when that costs nothing yet (Mooncake's early
@@ -13,17 +13,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.gateway.drain import WINDOW_SECONDS, DrainMeter, EventRate, PlaceMeter, mean_place_ns
-from headrace.gateway.forecast import QueueAccounts, fair_tokens_ahead
+from headrace.gateway.drain import WINDOW_SECONDS, EventRate
+from headrace.gateway.outlook import ANYBODY, Applicant, Outlook
 from headrace.gateway.promises import EARLY_NS, Promise, PromiseBook, expiry_of
 from headrace.protocol.errors import ErrorCode, RejectReason, RequestError
-from headrace.protocol.traffic import DEFAULT_TENANT, STANDARD, ServiceClass, TrafficPolicy
+from headrace.protocol.traffic import ServiceClass, TrafficPolicy
 
 MAX_RETRY_AFTER_SECONDS = 60  # where only a bound was met and nothing is forecast
 MAX_FORECAST_RETRY_SECONDS = 3600
 NEWCOMER_SHARE = 0.8  # of the time that a class allows: what is left is room for those who were told to come again
-PROMISE_CAUTION = 1.05  # times that are told are so much later than the measured rate says: rates are not known exactly
-SHARED_PROMPTS = 2  # so many long prompts at the head of the queue are taken to be under way
+PROMISE_CAUTION = 1.15  # times that are told are so much later than the measured rate says: rates are not known exactly
 SHED_FROM = 0.5  # saturation at which shedding of the lowest class begins; at 1 all of it is shed
 _NS_PER_SECOND = 1_000_000_000
 
@@ -37,22 +36,6 @@ class AdmissionLimits:
     max_num_seqs: int = 64  # that the worker runs at once
     traffic: TrafficPolicy = field(default_factory=TrafficPolicy)
     forecasts: bool = True  # False: the bounds alone decide
-
-
-@dataclass(frozen=True, slots=True)
-class Applicant:
-    """Who asks. `digest` stands for the request's content: whoever sends it again is known by it; b"": unknown.
-
-    `timeout_ns`: how long its client waits for the answer; 0: not told.
-    """
-
-    service_class: ServiceClass = STANDARD
-    tenant: str = DEFAULT_TENANT
-    digest: bytes = b""
-    timeout_ns: int = 0
-
-
-ANYBODY = Applicant()
 
 
 class Permit:
@@ -90,15 +73,12 @@ class AdmissionControl:
         self._limits = limits
         self._draw = draw or random.Random(0).random  # noqa: S311 - not for secrets
         self._num_in_flight = 0
-        self._num_running = 0  # of these: have shown a token
-        self._accounts = QueueAccounts()
+        self._outlook = Outlook(limits.max_num_seqs, limits.traffic)
         self._class_queues: dict[str, list[int]] = {name: [0, 0] for name in limits.traffic.class_names}  # requests, tokens
-        self._drain: DrainMeter[Permit] = DrainMeter()
         self._completions = EventRate()
-        self._places: dict[int, PlaceMeter] = {}  # by level
         self._refusals = EventRate()
         self._promises = PromiseBook()
-        self._weights = {tenant.name: tenant.weight for tenant in limits.traffic.tenants}
+        self._has_tenants = len(limits.traffic.tenants) > 1
         levels = sorted({entry.level for entry in limits.traffic.classes})
         self._shed_level = levels[-1] if len(levels) > 1 else None
         self._guarded = [entry for entry in limits.traffic.classes if entry.level != self._shed_level]
@@ -111,7 +91,7 @@ class AdmissionControl:
     @property
     def num_queued_prompt_tokens(self) -> int:
         """Prompt tokens of requests that have shown no token yet."""
-        return self._accounts.num_tokens
+        return self._outlook.num_tokens
 
     @property
     def promises(self) -> PromiseBook:
@@ -152,21 +132,19 @@ class AdmissionControl:
         else:
             self.check(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
         self._promises.forget(applicant.digest)
-        level = applicant.service_class.level
         permits = []
         for num_tokens in prompt_lengths:
             self._num_in_flight += 1
-            self._accounts.queue(level, applicant.tenant, num_tokens)
             self._count_class(applicant, 1, num_tokens)
             permit = Permit(self, applicant, num_tokens)
-            self._drain.enter(permit, num_tokens, now_ns)
+            self._outlook.queue(permit, now_ns)
             permits.append(permit)
         return permits
 
     def predicted_wait_ns(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY) -> int | None:
         """The forecast of the time until such a newcomer's prompt would begin to be computed; None: nothing measured yet."""
-        return self._wait_ns(
-            self._accounts.tokens_by_tenant(applicant.service_class.level), num_prompt_tokens, now_ns, applicant
+        return self._outlook.wait_ns(
+            self._outlook.tokens_by_tenant(applicant.service_class.level), num_prompt_tokens, now_ns, applicant
         )
 
     def refusal(self, reason: str, now_ns: int, reject: RejectReason = RejectReason.QUEUE_FULL) -> RequestError:
@@ -187,24 +165,16 @@ class AdmissionControl:
         """
         num_competing = max(1, self._refusals.num_recent(now_ns))
         rate_per_second = max(1, self._completions.num_recent(now_ns)) / WINDOW_SECONDS
-        if request_ns := self._request_ns(now_ns):
+        if request_ns := self._outlook.request_ns(now_ns):
             rate_per_second = max(rate_per_second, _NS_PER_SECOND / request_ns)
         return min(MAX_RETRY_AFTER_SECONDS, max(1, math.ceil(num_competing / rate_per_second)))
-
-    def _request_ns(self, now_ns: int) -> float:
-        """What one request more costs a full server: by places, or by prompts where those take longer; 0: not known."""
-        level = max(entry.level for entry in self._limits.traffic.classes)
-        by_place_ns = mean_place_ns(self._places, level, now_ns) / self._limits.max_num_seqs
-        rate = self._drain.tokens_per_second(now_ns)
-        by_prompt_ns = self._accounts.mean_tokens_up_to(level) / rate * _NS_PER_SECOND if rate else 0.0
-        return max(by_place_ns, by_prompt_ns)
 
     def _check_bounds(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int) -> None:
         """The bounds that hold whatever is forecast."""
         limits, service_class = self._limits, applicant.service_class
         if self._num_in_flight + num_requests > limits.max_in_flight:
             raise self.refusal("Too many requests are in flight.", now_ns)
-        if self._accounts.num_tokens and self._accounts.num_tokens + num_prompt_tokens > limits.max_queued_prompt_tokens:
+        if self._outlook.num_tokens and self._outlook.num_tokens + num_prompt_tokens > limits.max_queued_prompt_tokens:
             raise self.refusal("Too many prompt tokens are waiting.", now_ns)
         num_queued, num_tokens = self._class_queues.get(service_class.name, (0, 0))
         has_places = self._num_in_flight + num_requests <= limits.max_num_seqs
@@ -223,29 +193,29 @@ class AdmissionControl:
         Nobody is refused who can begin at once: no place is kept empty for callers who were told to come.
         """
         level = applicant.service_class.level
-        if not self._accounts.num_queued_up_to(level) and (
-            self._accounts.num_running_up_to(level) + num_requests <= self._limits.max_num_seqs
-        ):
+        if self._outlook.can_begin_at_once(level, num_requests):
             return
-        queued = self._accounts.tokens_by_tenant(level)
+        queued = self._outlook.tokens_by_tenant(level)
         promise = self._promises.get(applicant.digest, now_ns)
-        allowed_ns = self._allowed_ns(num_prompt_tokens, now_ns, applicant)
+        allowed_ns = self._outlook.allowed_ns(num_prompt_tokens, now_ns, applicant)
         if promise is not None and now_ns >= promise.due_ns - EARLY_NS:
             self._promises.come(promise)
-            wait_ns = self._wait_ns(queued, num_prompt_tokens, now_ns, applicant, num_requests)  # its place was kept for it
+            wait_ns = self._outlook.wait_ns(
+                queued, num_prompt_tokens, now_ns, applicant, num_requests
+            )  # its place was kept for it
             others = queued
         else:
             allowed_ns = round(NEWCOMER_SHARE * allowed_ns)
             others = self._with_promises(queued, level, promise, now_ns + allowed_ns)
-            wait_ns = self._wait_ns(others, num_prompt_tokens, now_ns, applicant, num_requests)
+            wait_ns = self._outlook.wait_ns(others, num_prompt_tokens, now_ns, applicant, num_requests)
         if wait_ns is None or wait_ns <= allowed_ns:
             return
         everybody = self._with_promises(queued, level, promise, None)
-        last_wait_ns = self._wait_ns(everybody, num_prompt_tokens, now_ns, applicant, num_requests) or wait_ns
+        last_wait_ns = self._outlook.wait_ns(everybody, num_prompt_tokens, now_ns, applicant, num_requests) or wait_ns
         # Judged without its tenant's own queue: when that would let it in, its own share is the reason.
         without_own = {name: tokens for name, tokens in others.items() if name != applicant.tenant}
-        wait_without_own_ns = self._wait_ns(without_own, num_prompt_tokens, now_ns, applicant, num_requests)
-        is_own_fault = len(self._weights) > 1 and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
+        wait_without_own_ns = self._outlook.wait_ns(without_own, num_prompt_tokens, now_ns, applicant, num_requests)
+        is_own_fault = self._has_tenants and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
         is_own_fault = is_own_fault and bool(without_own)  # alone on the server, the server is the reason
         due_ns = now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0)
         if promise is not None and now_ns < promise.due_ns - EARLY_NS:
@@ -283,9 +253,9 @@ class AdmissionControl:
     def _saturation(self, entry: ServiceClass, now_ns: int) -> float:
         """How near a short prompt behind all that waits of this class would be to a refusal: 1 is at it."""
         applicant = Applicant(entry)
-        num_tokens = sum(self._accounts.tokens_by_tenant(entry.level).values())
-        wait_ns = self._wait_ns({applicant.tenant: num_tokens}, 1, now_ns, applicant)
-        return 0.0 if wait_ns is None else wait_ns / (NEWCOMER_SHARE * self._allowed_ns(1, now_ns, applicant))
+        num_tokens = sum(self._outlook.tokens_by_tenant(entry.level).values())
+        wait_ns = self._outlook.wait_ns({applicant.tenant: num_tokens}, 1, now_ns, applicant)
+        return 0.0 if wait_ns is None else wait_ns / (NEWCOMER_SHARE * self._outlook.allowed_ns(1, now_ns, applicant))
 
     def _with_promises(
         self, queued: Mapping[str, float], level: int, own: Promise | None, until_ns: int | None
@@ -296,80 +266,20 @@ class AdmissionControl:
             expected[own.tenant] = max(0.0, expected[own.tenant] - own.num_tokens * self._promises.kept_ratio)
         return {name: queued.get(name, 0.0) + expected.get(name, 0.0) for name in {*queued, *expected}}
 
-    def _allowed_ns(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> int:
-        """The longest wait before a prompt's computing begins. A prompt that takes long by itself may still wait somewhat."""
-        target_ns = applicant.service_class.ttft_target_ns
-        if applicant.timeout_ns:
-            target_ns = min(target_ns, applicant.timeout_ns)
-        rate = self._drain.tokens_per_second(now_ns)
-        own_ns = round(num_prompt_tokens / rate * _NS_PER_SECOND) if rate else 0
-        return max(target_ns - own_ns, target_ns // 2)
-
-    def _wait_ns(
-        self,
-        queued: Mapping[str, float],
-        num_prompt_tokens: int,
-        now_ns: int,
-        applicant: Applicant,
-        num_requests: int = 1,
-    ) -> int | None:
-        """By tokens ahead at the measured rate, and by places where all are taken; the longer of the two."""
-        level = applicant.service_class.level
-        rate = self._drain.tokens_per_second(now_ns)
-        place_ns = mean_place_ns(self._places, level, now_ns)
-        if rate is None and not place_ns:
-            return None
-        tokens_ahead = fair_tokens_ahead(queued, applicant.tenant, num_prompt_tokens, self._weights)
-        num_ahead = tokens_ahead / (self._accounts.mean_tokens_up_to(level) or max(1, num_prompt_tokens))
-        num_places = self._limits.max_num_seqs
-        num_lacking = num_ahead + num_requests - (num_places - self._accounts.num_running_up_to(level))
-        by_places_ns = max(0.0, num_lacking) * place_ns / num_places
-        by_tokens_ns = 0.0
-        if rate is not None:
-            num_shared = min(self._num_shared_tokens(num_prompt_tokens, applicant), queued.get(applicant.tenant, 0.0))
-            by_tokens_ns = max(0.0, tokens_ahead - num_shared) / rate * _NS_PER_SECOND
-        return round(max(by_tokens_ns, by_places_ns))
-
-    def _num_shared_tokens(self, num_prompt_tokens: int, applicant: Applicant) -> int:
-        """Tokens of long prompts under way that a shorter newcomer of their account does not wait for: they share the steps."""
-        level, tenant = applicant.service_class.level, applicant.tenant
-        return sum(
-            max(0, permit.num_tokens - num_prompt_tokens)
-            for permit in self._drain.longest_waiting(SHARED_PROMPTS)
-            if permit.applicant.service_class.level == level and permit.applicant.tenant == tenant
-        )
-
     def _count_class(self, applicant: Applicant, num_requests: int, num_tokens: int) -> None:
         counts = self._class_queues.setdefault(applicant.service_class.name, [0, 0])
         counts[0] += num_requests
         counts[1] += num_tokens
 
-    def _count_running(self, change: int, now_ns: int) -> None:
-        self._num_running += change
-        self._drain.set_places(now_ns, has_places=self._num_running < self._limits.max_num_seqs)
-
     def _begin_running(self, permit: Permit, now_ns: int) -> None:
-        applicant = permit.applicant
-        level = applicant.service_class.level
-        self._accounts.unqueue(level, applicant.tenant, permit.num_tokens)
-        self._accounts.run(level, 1)
-        self._places.setdefault(level, PlaceMeter()).take(now_ns)
-        self._count_class(applicant, -1, -permit.num_tokens)
-        self._drain.leave(permit, now_ns, was_computed=True)
-        self._count_running(1, now_ns)
+        self._count_class(permit.applicant, -1, -permit.num_tokens)
+        self._outlook.run(permit, now_ns)
 
     def _forget(self, permit: Permit, now_ns: int, *, was_queued: bool, completed: bool) -> None:
-        applicant = permit.applicant
-        level = applicant.service_class.level
         self._num_in_flight -= 1
         if was_queued:
-            self._accounts.unqueue(level, applicant.tenant, permit.num_tokens)
-            self._count_class(applicant, -1, -permit.num_tokens)
-            self._drain.leave(permit, now_ns, was_computed=False)
-        else:
-            self._count_running(-1, now_ns)
-            self._accounts.run(level, -1)
-            self._places[level].give_back(now_ns)
+            self._count_class(permit.applicant, -1, -permit.num_tokens)
+        self._outlook.end(permit, now_ns, was_queued=was_queued)
         if completed:
             self._completions.count(now_ns)
 

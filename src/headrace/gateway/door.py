@@ -6,8 +6,9 @@ Owns: Door, TokenEstimate. Runs in: gateway, on the event loop. Must not know: r
 from collections.abc import Sequence
 from functools import partial
 
-from headrace.gateway.admission import AdmissionControl, Applicant, Permit
+from headrace.gateway.admission import AdmissionControl, Permit
 from headrace.gateway.deltas import CallOutline, GenerationSpec
+from headrace.gateway.outlook import Applicant
 from headrace.protocol.errors import RequestError
 from headrace.protocol.ports import Clock
 from headrace.protocol.traffic import DEFAULT_TENANT, TrafficPolicy

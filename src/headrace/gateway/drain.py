@@ -3,13 +3,15 @@
 Owns: EventRate, DrainMeter, PlaceMeter. Runs in: gateway, simulation. Must not know: requests, the clock (time is an argument).
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Generic, TypeVar
 
 WINDOW_SECONDS = 10  # over which completions, refusals and drained work are counted
 _NS_PER_SECOND = 1_000_000_000
 PLACE_MEMORY = 0.97  # weight of the past with each place that is given back
+RECENT_PLACES = 64  # of which the longest is remembered
 MIN_BUSY_NS = 200_000_000  # of waiting in the window; with less the last rate that was measured stays
 MIN_WAITING = 2  # from so many on the rate is one at which a queue shrinks
 
@@ -42,7 +44,7 @@ class EventRate:
         self._second = max(self._second, second)
 
 
-WaiterT = TypeVar("WaiterT", bound=Hashable)
+WaiterT = TypeVar("WaiterT")  # hashable
 
 
 class DrainMeter(Generic[WaiterT]):
@@ -124,28 +126,31 @@ class DrainMeter(Generic[WaiterT]):
         self._settled_ns = now_ns
 
 
-class PlaceMeter:
+class PlaceMeter(Generic[WaiterT]):
     """How long a request keeps its place, from its first token to its end.
 
     Time on all places over places given back (total time on test, Epstein and Sobel 1953): those that still run count with the
-    time that they have had, so that it is not short answers alone that are seen at first. Both sums fade.
+    time that they have had, so that it is not short answers alone that are seen at first. Both sums fade. That is right for
+    times that vary; where answers are of one length, the first to end would be taken for far too few. So no request is thought
+    to keep a place for longer than the longest seen lately, those that still run included.
     """
 
     def __init__(self) -> None:
-        self.num_taken = 0
+        self._since_ns: dict[WaiterT, int] = {}  # who runs, in order of coming
+        self._lately_ns: deque[int] = deque(maxlen=RECENT_PLACES)
         self._place_ns = 0.0
         self._num_given_back = 0.0
         self._last_ns = 0
 
-    def take(self, now_ns: int) -> None:
+    def take(self, who: WaiterT, now_ns: int) -> None:
         """A request begins to run."""
         self._settle(now_ns)
-        self.num_taken += 1
+        self._since_ns[who] = now_ns
 
-    def give_back(self, now_ns: int) -> None:
-        """One has ended."""
+    def give_back(self, who: WaiterT, now_ns: int) -> None:
+        """It has ended. KeyError when it did not run."""
         self._settle(now_ns)
-        self.num_taken -= 1
+        self._lately_ns.append(now_ns - self._since_ns.pop(who))
         self._place_ns *= PLACE_MEMORY
         self._num_given_back = PLACE_MEMORY * (self._num_given_back + 1)
 
@@ -154,16 +159,23 @@ class PlaceMeter:
         self._settle(now_ns)
         return self._place_ns, self._num_given_back
 
+    def longest_ns(self, now_ns: int) -> int:
+        """The longest time on a place that was seen lately."""
+        oldest_ns = now_ns - next(iter(self._since_ns.values()), now_ns)
+        return max(oldest_ns, max(self._lately_ns, default=0))
+
     def _settle(self, now_ns: int) -> None:
         if now_ns > self._last_ns:
-            self._place_ns += self.num_taken * (now_ns - self._last_ns)
+            self._place_ns += len(self._since_ns) * (now_ns - self._last_ns)
             self._last_ns = now_ns
 
 
-def mean_place_ns(meters: Mapping[int, PlaceMeter], max_level: int, now_ns: int) -> float:
+def mean_place_ns(meters: Mapping[int, PlaceMeter[WaiterT]], max_level: int, now_ns: int) -> float:
     """How long requests of levels up to this one keep a place; of all levels where those have given none back; 0: not known."""
     for level in (max_level, max(meters, default=max_level)):
-        sums = [meter.sums(now_ns) for key, meter in meters.items() if key <= level]
+        seen = [meter for key, meter in meters.items() if key <= level]
+        sums = [meter.sums(now_ns) for meter in seen]
         if num_given_back := sum(number for _, number in sums):
-            return sum(place_ns for place_ns, _ in sums) / num_given_back
+            mean_ns = sum(place_ns for place_ns, _ in sums) / num_given_back
+            return min(mean_ns, float(max(meter.longest_ns(now_ns) for meter in seen)))
     return 0.0

@@ -8,6 +8,9 @@ newcomer waits for what its own tenant has ahead of it, and for as much of the o
 
 from collections.abc import Mapping
 
+USUAL_WINDOW = 32  # requests over which the usual length of a prompt is averaged
+PRIOR_REQUESTS = 8  # of the usual length that are added to those that wait
+
 
 class QueueAccounts:
     """Requests in flight that have shown no token yet, and those that run, counted by (level, tenant)."""
@@ -16,6 +19,7 @@ class QueueAccounts:
         self._tokens: dict[tuple[int, str], int] = {}
         self._num_queued: dict[int, int] = {}
         self._num_running: dict[int, int] = {}
+        self._usual_tokens: dict[int, float] = {}  # of a prompt, by level: the mean of what came lately
         self.num_tokens = 0
 
     def queue(self, level: int, tenant: str, num_tokens: int) -> None:
@@ -23,6 +27,8 @@ class QueueAccounts:
         key = (level, tenant)
         self._tokens[key] = self._tokens.get(key, 0) + num_tokens
         self._num_queued[level] = self._num_queued.get(level, 0) + 1
+        usual = self._usual_tokens.get(level, float(num_tokens))
+        self._usual_tokens[level] = usual + (num_tokens - usual) / USUAL_WINDOW
         self.num_tokens += num_tokens
 
     def unqueue(self, level: int, tenant: str, num_tokens: int) -> None:
@@ -45,9 +51,16 @@ class QueueAccounts:
         return sum(count for level, count in self._num_queued.items() if level <= max_level)
 
     def mean_tokens_up_to(self, max_level: int) -> float:
-        """Of the prompts of those waiting requests; 0 when there are none."""
+        """Of the prompts of those requests: the waiting ones, and as many as PRIOR_REQUESTS of what came lately; 0: none came.
+
+        The waiting ones alone may be one prompt of a single token, before hundreds of callers who were told to come.
+        """
+        usual = [mean for level, mean in self._usual_tokens.items() if level <= max_level]
+        if not usual:
+            return 0.0
         num_tokens = sum(count for (level, _), count in self._tokens.items() if level <= max_level)
-        return num_tokens / max(1, self.num_queued_up_to(max_level))
+        prior = PRIOR_REQUESTS * sum(usual) / len(usual)
+        return (num_tokens + prior) / (self.num_queued_up_to(max_level) + PRIOR_REQUESTS)
 
     def num_running_up_to(self, max_level: int) -> int:
         """Running requests whose place a newcomer of this level cannot take."""

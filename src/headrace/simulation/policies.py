@@ -12,7 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Applicant, Permit
+from headrace.gateway.admission import AdmissionControl, AdmissionLimits, Permit
+from headrace.gateway.outlook import Applicant
 from headrace.protocol.errors import ConfigurationError, RequestError
 from headrace.protocol.messages import GenerationRequest
 from headrace.protocol.ports import ExecutorSpec
@@ -32,6 +33,7 @@ class Machine:
     traffic: TrafficPolicy
     max_in_flight: int
     max_queued_prompt_tokens: int
+    forecasts_admission: bool = True  # False: only full queues refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,12 @@ class Gate(Protocol):
 
 
 class ServerAdmission:
-    """The gateway's own admission: bounds, forecasts of first tokens, times to come again, places kept for the refused."""
+    """The gateway's own admission: bounds, forecasts of first tokens, times to come again, places kept for the refused.
 
-    def __init__(self, machine: Machine, *, forecasts: bool = True) -> None:
+    `forecasts`: False leaves the bounds alone, those of the classes included; None is as configured.
+    """
+
+    def __init__(self, machine: Machine, *, forecasts: bool | None = None) -> None:
         self._traffic = machine.traffic
         self._control = AdmissionControl(
             AdmissionLimits(
@@ -88,7 +93,7 @@ class ServerAdmission:
                 machine.max_queued_prompt_tokens,
                 max_num_seqs=machine.config.max_num_seqs,
                 traffic=machine.traffic,
-                forecasts=forecasts,
+                forecasts=machine.forecasts_admission if forecasts is None else forecasts,
             )
         )
         self._permits: dict[int, Permit] = {}
@@ -117,6 +122,26 @@ class ServerAdmission:
     def note_end(self, request: SimulatedRequest, now_ns: int, *, completed: bool) -> None:
         """Take the permit back."""
         self._permits.pop(request.index).release(now_ns, completed=completed)
+
+
+class OpenDoor:
+    """Refuses nobody: for requests that a server has let in already, and for a queue that is to be full."""
+
+    def __init__(self, machine: Machine) -> None:
+        """Nothing of the machine matters."""
+
+    def decide(self, request: SimulatedRequest, now_ns: int) -> Refusal | None:
+        """Come in."""
+        return None
+
+    def note_step(self, decode_rows: int, prefill_tokens: int, context_tokens: int, duration_ns: int, now_ns: int) -> None:
+        """Nothing to account for."""
+
+    def note_first_token(self, request: SimulatedRequest, now_ns: int) -> None:
+        """Nothing to account for."""
+
+    def note_end(self, request: SimulatedRequest, now_ns: int, *, completed: bool) -> None:
+        """Nothing to account for."""
 
 
 class OpenGate:
@@ -196,8 +221,12 @@ class Policy:
     gate: Callable[[Machine], Gate] = _open_gate
 
 
+def _by_forecast(machine: Machine) -> Admission:
+    return ServerAdmission(machine, forecasts=True)
+
+
 def _bounds_only(machine: Machine) -> Admission:
-    """Nothing is forecast: only full queues refuse."""
+    """Nothing is forecast: only full queues refuse, the server's and those of the classes."""
     return ServerAdmission(machine, forecasts=False)
 
 
@@ -221,9 +250,14 @@ def _anonymous(request: GenerationRequest, machine: Machine) -> GenerationReques
 
 
 HEADRACE = Policy(
-    "headrace", "classes, fair tenants, steps bounded in time, admission by forecast with times to come again", config=_headrace
+    "headrace",
+    "classes, fair tenants with places kept for light ones, steps bounded in time, admission by forecast with times to come "
+    "again",
+    config=_headrace,
+    admission=_by_forecast,
 )
 CURRENT = Policy("current", "scheduler and admission as configured")
+EVERYBODY = Policy("everybody", "scheduler as configured; nobody is refused", admission=OpenDoor)
 UNGUARDED = Policy(
     "unguarded", "as headrace, but nobody is refused before a queue is full", config=_headrace, admission=_bounds_only
 )
