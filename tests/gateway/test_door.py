@@ -101,11 +101,11 @@ def test_a_scrape_shows_the_predicted_wait_and_the_promises(make_gateway, make_s
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=20))
 def test_one_place_after_another_the_mean_is_the_fading_mean(durations: list[int]) -> None:
-    meter, now_ns, total, count = PlaceMeter(), SECOND, 0.0, 0.0
+    meter, now_ns, total, count = PlaceMeter[int](), SECOND, 0.0, 0.0
     for seconds in durations:
-        meter.take(now_ns)
+        meter.take(0, now_ns)
         now_ns += seconds * SECOND
-        meter.give_back(now_ns)
+        meter.give_back(0, now_ns)
         total, count = 0.97 * (total + seconds), 0.97 * (count + 1)
         now_ns += SECOND  # while nobody runs no time is counted
     assert mean_place_ns({1: meter}, 1, now_ns) == pytest.approx(total / count * SECOND)
