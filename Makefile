@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 ARGS ?=
+SIZE_serve := ; about 420 MB on disk
+SIZE_dev := ; about 630 MB on disk
 
 .PHONY: help setup serve test test-quick check fmt bench lock clean
 
@@ -54,7 +56,7 @@ $(UV):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
 
 $(VENV)/%.stamp: requirements/%.txt pyproject.toml | $(UV)
-	@echo "Installing requirements/$*.txt into $(VENV) (once; about 200 MB) ..."
+	@echo "Installing requirements/$*.txt into $(VENV) ($(if $(wildcard $(VENV)/*.stamp),what is not there yet,once$(SIZE_$*))) ..."
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/$*.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@

@@ -217,17 +217,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._step_with_progress()
 
     def _schedule(self) -> StepPlan:
-        """INV-9: of the sequences that run, the first in rank has a row in every step, and so has the first prompt.
+        """INV-9: of the sequences that run, the first in claim has a row in every step, unless a light one's prompt passes it.
 
-        What prompts get together is within the step's budget for them.
+        The first prompt in turn always has one: by level, then a light account's before others'. What prompts get together is
+        within the step's budget for them.
         """
         scheduler = self.driver.scheduler
         plan = self.driver.schedule()
         if plan.rows:
             lineup = Lineup(scheduler._live.running)
             planned = {row.request_id for row in plan.rows}
-            assert scheduler._live.running[0].request_id in planned
-            assert {sequence.request_id for sequence in [*lineup.streams, *lineup.prompts[:1]]} <= planned
+            first, (first_prompt, *_) = scheduler._live.running[0], [*scheduler._planner._in_turn(lineup.prompts)[0], None]
+            assert {sequence.request_id for sequence in lineup.streams} <= planned
+            if first_prompt is not None:
+                assert first_prompt.request_id in planned
+                assert first_prompt.claim.level == lineup.prompts[0].claim.level
+            if first.request_id not in planned:
+                assert first_prompt is not None
+                assert scheduler._live.is_light(first_prompt)
+                assert not scheduler._live.is_light(first)
             num_prefill_tokens = plan.num_tokens - len(lineup.streams)
             assert num_prefill_tokens <= scheduler._planner.prefill.num_tokens(lineup)
         return plan

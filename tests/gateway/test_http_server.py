@@ -73,6 +73,35 @@ def test_an_idle_connection_is_kept_for_the_time_configured():
     assert 0.5 < with_server(client, keep_alive_seconds=1.0) < 3
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_ops_05_an_http_2_peer_that_answers_no_ping_is_dropped(answers, monkeypatch):
+    """OPS-05: with the stream of a dead peer; one that answers is kept, idle as it is."""
+    monkeypatch.setattr("headrace.gateway.server.PING_ANSWER_SECONDS", 1)
+    endless = Endless(b"")
+
+    def client(_server, address):
+        http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        with socket.create_connection(address, timeout=1) as connection:
+            ask(connection, 2, http)
+            assert endless.started.wait(5)
+            num_pings, deadline = 0, time.monotonic() + 5
+            while time.monotonic() < deadline:
+                try:
+                    data = connection.recv(65536)
+                except TimeoutError:
+                    continue
+                if not data:
+                    break
+                num_pings += sum(isinstance(event, h2.events.PingReceived) for event in http.receive_data(data))
+                if answers:
+                    connection.sendall(http.data_to_send())  # acknowledges what was received
+            kept_open = time.monotonic() >= deadline
+            assert num_pings >= (3 if answers else 1)
+            return kept_open, endless.gone.wait(0 if kept_open else 2)
+
+    assert with_server(client, keep_alive_seconds=1.0, app=endless) == ((True, False) if answers else (False, True))
+
+
 def test_http_2_by_prior_knowledge():
     def client(_server, address):
         with socket.create_connection(address, timeout=5) as connection:
@@ -125,12 +154,12 @@ class Endless:
         await asyncio.Event().wait()
 
 
-def ask(connection, http_version):
-    """Send one GET; read nothing."""
+def ask(connection, http_version, http=None):
+    """Send one GET; read nothing. `http`: the HTTP/2 connection to use."""
     if http_version == 1:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
         return
-    http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    http = http or h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
     http.initiate_connection()
     http.send_headers(1, [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "test")], end_stream=True)
     connection.sendall(http.data_to_send())

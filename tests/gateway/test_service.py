@@ -290,6 +290,15 @@ def test_a_failed_request_keeps_its_text_and_gets_one_error(gateway, make_sequen
     assert gateway.ended == {counted: 1}
 
 
+def test_sch_16_whose_time_is_over_is_told_when_to_come_again(gateway, make_sequence, read_all):
+    """As many seconds as admission would tell one that it refuses now: nothing was measured yet, so one window."""
+    stream = gateway.submit()
+    make_sequence(gateway, stream).end(FinishReason.DEADLINE, error_message="It has waited too long.")
+    (last,) = read_all(stream)
+    assert (last.error.code, last.error.message) == (ErrorCode.DEADLINE_EXCEEDED, "It has waited too long.")
+    assert last.error.retry_after_seconds == gateway.admission.retry_after_seconds(gateway.clock.now_ns()) == 10
+
+
 @pytest.mark.parametrize("first_index", [0, 2, 99])
 def test_lost_or_repeated_events_end_the_request(gateway, make_sequence, read_all, first_index):
     broken, whole = gateway.submit(), gateway.submit()

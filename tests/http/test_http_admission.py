@@ -98,11 +98,12 @@ def test_the_timeout_comes_from_the_body_or_the_header(surface: Surface, endpoin
         ({}, {"timeout": 0.25}),
         ({"x-headrace-timeout": "30"}, {}),
         ({"x-headrace-timeout": "1e1"}, {"timeout": 5}),
+        ({"x-headrace-timeout": " +.5 "}, {}),
         ({}, {"timeout": 86400}),
         ({}, {"timeout": None}),
     ):
         assert ask(headers=headers, **fields).status_code == 200
-    assert [spec.timeout_ns / 1e9 for spec in surface.service.specs] == [0.25, 30.0, 10.0, 86400.0, 0.0]
+    assert [spec.timeout_ns / 1e9 for spec in surface.service.specs] == [0.25, 30.0, 10.0, 0.5, 86400.0, 0.0]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 86400.1, 1e300, "5", True])
@@ -112,10 +113,11 @@ def test_a_timeout_out_of_range_is_refused(surface: Surface, timeout: Any) -> No
     assert surface.service.calls == []
 
 
-@pytest.mark.parametrize("timeout", ["", "0", "-3", "soon", "nan", "inf", "1e9"])
+@pytest.mark.parametrize("timeout", ["", "0", "-3", "soon", "nan", "inf", "1e9", "1_0", "1e1_0", "0x10", "1 2", ".", "e1"])
 def test_a_timeout_header_out_of_range_is_refused(surface: Surface, timeout: str) -> None:
     error = error_of(response := surface.chat(headers={"x-headrace-timeout": timeout}))
     assert (response.status_code, error["param"]) == (400, "x-headrace-timeout")
+    assert error["message"] == "x-headrace-timeout must be a number of seconds above 0 and at most 86400."
 
 
 def test_a_timeout_that_passes_is_a_503_before_and_a_frame_after_the_first_byte(surface: Surface) -> None:

@@ -37,9 +37,9 @@ def test_probes_answer_two_questions(surface: Surface) -> None:
         response = surface.request("GET", path)
         assert response.status_code == 503
         assert response.json() == {"status": "draining", "reason": "going away"}
-        assert response.headers["retry-after"] == "5"
+        assert (response.headers["retry-after"], response.headers["connection"]) == ("5", "close")
     refused = surface.chat()
-    assert refused.status_code == 503
+    assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (503, "5", "close")
     assert error_of(refused)["code"] == "draining"
     assert surface.request("GET", "/v1/models").status_code == 200
 

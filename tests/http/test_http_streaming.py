@@ -148,8 +148,7 @@ def test_exception_after_the_start_sse_05(surface: Surface, error: Exception) ->
 
 def test_an_ending_without_usage_is_a_fault_not_a_guess(surface: Surface) -> None:
     surface.service.script = lambda spec, number: [TextDelta("a", 1, finish_reason="stop")]
-    assert surface.chat().status_code == 500
-    assert events_of(surface.chat(stream=True).content)[-1]["error"]["code"] == "internal_error"
+    assert surface.chat().status_code == surface.chat(stream=True).status_code == 500
 
 
 def test_line_ends_are_escaped_sse_07(surface: Surface) -> None:
@@ -164,19 +163,93 @@ def test_line_ends_are_escaped_sse_07(surface: Surface) -> None:
         assert (last["delta"]["content"] if path == CHAT else last["text"]) == text
 
 
-def test_headers_go_out_before_the_first_token_prx_02(surface: Surface) -> None:
-    surface.service.script = hangs_after()
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_fault_before_the_first_frame_is_a_status_sch_16(surface: Surface, path: str, num_choices: int) -> None:
+    """SCH-16, SSE-01: the same answer as without `stream`, Retry-After and timeline included; nothing stays behind."""
+    error = RequestError("Over.", code=ErrorCode.DEADLINE_EXCEEDED, retry_after_seconds=7)
+
+    def script(spec: GenerationSpec, number: int) -> list[TextDelta | None]:
+        return [TextDelta(error=error) if number % num_choices == num_choices - 1 else None]
+
+    surface.service.script = script
+    body = BODY | {"prompt": "Hi", "n": num_choices}
+    response = surface.request("POST", path, json=body)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+    assert error_of(response)["code"] == "deadline_exceeded"
+    assert response.content == surface.request("POST", path, json=body | {"stream": False}).content
+    told = surface.request("POST", path, json=body, headers={"x-headrace-timeline": "true"})
+    assert (told.status_code, len(told.json()["timeline"])) == (503, num_choices)
+    assert "server-timing" in told.headers
+    assert surface.service.rejections == [], "it was let in: no refusal"
+    assert all(stream.num_cancels >= 1 for stream in surface.service.streams)
+
+
+@pytest.mark.parametrize("error", [ValueError("a validation-like fault"), RuntimeError("secret")])
+def test_an_exception_before_the_first_frame_is_a_500(surface: Surface, error: Exception) -> None:
+    surface.service.script = breaks_after(error)
+    response = surface.chat(stream=True)
+    assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+    assert str(error) not in response.text
+
+
+@pytest.mark.parametrize("client_leaves", [False, True])
+def test_headers_wait_for_half_the_keep_alive_time_at_most_prx_02(client_leaves: bool) -> None:
+    """PRX-02: they come with the first token or before it; then a fault is one error frame. Who leaves before is cancelled."""
+    surface = Surface(HttpSettings(keep_alive_seconds=10.0))
+    fault: asyncio.Event
+
+    class Waiting:
+        num_cancels = 0
+
+        async def next_delta(self) -> TextDelta:
+            await fault.wait()
+            return TextDelta(error=LOST)
+
+        def cancel(self) -> None:
+            self.num_cancels += 1
+
+    stream = Waiting()
+    surface.service.submit_call = lambda specs, call=None: [stream]  # type: ignore[assignment,method-assign,return-value,list-item]
     call = RawCall(surface.app, CHAT, BODY)
 
     async def scenario() -> None:
+        nonlocal fault
+        fault = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        timers: list[Any] = []
+        loop.call_later = lambda delay, callback, *args: timers.append((delay, callback)) or Cancellable()  # type: ignore[assignment,method-assign,func-returns-value]
         task = asyncio.ensure_future(call.run())
-        while not call.sent:
+        while not timers:
             await asyncio.sleep(0)
-        call.gone.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert call.sent == []
+        if client_leaves:
+            call.gone.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert stream.num_cancels == 1, "at once"
+        else:
+            ((delay, fire),) = timers
+            assert delay == 5.0
+            fire()
+            while len(call.sent) < 2:
+                await asyncio.sleep(0)
+            fault.set()
         await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
-    assert [message["type"] for message in call.sent] == ["http.response.start"]
+    starts = [message["status"] for message in call.sent if message["type"] == "http.response.start"]
+    if client_leaves:
+        assert 200 not in starts
+        assert surface.service.http_counts == [(CHAT, 499)]
+    else:
+        assert starts == [200]
+        assert call.bodies[0] == b": keep-alive\n\n"
+        assert [event["error"]["code"] for event in events_of(b"".join(call.bodies))] == ["worker_lost"]
+        assert stream.num_cancels == 1
 
 
 def test_one_send_for_each_wake_up(surface: Surface) -> None:

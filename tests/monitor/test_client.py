@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ import pytest
 
 from headrace.monitor import client as client_module
 from headrace.monitor.client import Client
+from headrace.monitor.scrape import Scrape
 from tests.monitor.expositions import live, report
+from tests.telemetry.odd_server import endless, odd_server
 
 pytestmark = pytest.mark.slow
 
@@ -170,6 +173,36 @@ def test_an_answer_that_is_too_large_or_too_slow(monkeypatch: pytest.MonkeyPatch
         began = time.monotonic()
         assert client.look(7).error == "no answer in time"
         assert time.monotonic() - began < 4  # and not the 100 pieces
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: endless(b"HTTP/1.1 100 Continue\r\n\r\n", 0.05),
+        lambda: endless(b"HTTP/1.1 100 Continue\r\n\r\n"),
+        lambda: endless(b"H", 0.05),
+        lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n"], endless(b"x-a: b\r\n", 0.05)),
+        lambda: itertools.chain([b"HTTP/1.1 200 OK\r\nx-a: "], endless(b"b", 0.05)),
+        lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], endless(b"#", 0.05)),
+    ],
+    ids=["continue", "continue-flood", "status-line", "headers", "header", "body"],
+)
+def test_an_answer_that_drips_for_ever(answer: Callable[[], Iterator[bytes]]) -> None:
+    found: list[Scrape] = []
+    with odd_server(answer) as odd, looking(odd.url, timeout_seconds=0.3) as client:
+        thread = threading.Thread(target=lambda: found.append(client.look(7)), daemon=True)
+        thread.start()
+        thread.join(20)
+    assert [look.error for look in found] == ["no answer in time"]
+
+
+def test_each_page_has_the_whole_time_on_a_kept_connection() -> None:
+    pages = usual()
+    pages.before = lambda handler: time.sleep(0.25)
+    with answering(pages) as url, looking(url, timeout_seconds=1.0) as client:
+        looks = [client.look(7) for _ in range(2)]
+    assert [look.error for look in looks] == ["", ""]
+    assert pages.connections == 1
 
 
 def test_a_server_that_hangs() -> None:

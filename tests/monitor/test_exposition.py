@@ -49,8 +49,17 @@ def test_what_does_not_parse_says_so(text: str) -> None:
         read_exposition(text)
 
 
-def test_the_number_of_samples_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MAX_SAMPLES", 3)
-    assert read_exposition("a 1\nb 1\nc 1\n").total("c") == 1
-    with pytest.raises(ExpositionError, match="more than 3"):
-        read_exposition("a 1\nb 1\nc 1\nd 1\n")
+def test_lines_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the parser sees them: its time grows with the square of a line of quotes."""
+    monkeypatch.setattr(exposition, "MAX_LINES", 3)
+    monkeypatch.setattr(exposition, "MAX_LINE_CHARS", 20)
+    monkeypatch.setattr(exposition, "text_string_to_metric_families", lambda text: parsed.append(text) or ())
+    parsed: list[str] = []
+    allowed = ("a 1\nb 1\nc 1\n", "a" * 20)
+    for text in allowed:
+        read_exposition(text)
+    with pytest.raises(ExpositionError, match="more than 3 lines"):
+        read_exposition("a 1\n\n# \nd 1\n")
+    with pytest.raises(ExpositionError, match="more than 20 characters"):
+        read_exposition("a 1\n" + "b" * 21)
+    assert parsed == list(allowed)

@@ -38,6 +38,10 @@ headrace_stall_seconds_total{cause="no_slot"} 0.5
 headrace_prefix_cache_queries_total 100
 # TYPE headrace_prefix_cache_hits counter
 headrace_prefix_cache_hits_total 10
+# TYPE headrace_gateway_cpu_seconds counter
+headrace_gateway_cpu_seconds_total 5.0
+# TYPE headrace_gateway_tokens counter
+headrace_gateway_tokens_total 1000
 """
 LATER = """# TYPE headrace_worker_up gauge
 headrace_worker_up{model_name="m"} 1
@@ -77,7 +81,11 @@ headrace_kv_cache_usage_perc 0.43
 # TYPE headrace_ring_fill_ratio gauge
 headrace_ring_fill_ratio{ring="event"} 0.25
 # TYPE headrace_gateway_cpu_seconds_per_token gauge
-headrace_gateway_cpu_seconds_per_token 0.000012
+headrace_gateway_cpu_seconds_per_token 0.000477
+# TYPE headrace_gateway_cpu_seconds counter
+headrace_gateway_cpu_seconds_total 5.0048
+# TYPE headrace_gateway_tokens counter
+headrace_gateway_tokens_total 1400
 """
 
 
@@ -110,7 +118,20 @@ def test_gauges_are_as_they_stand() -> None:
     assert frame.batch.classes == {"batch": ClassLoad(running=2, waiting=7), "standard": ClassLoad(running=1)}
     assert frame.cache.usage == 0.43
     assert frame.gateway.ring_fill == {"event": 0.25}
-    assert frame.gateway.cpu_seconds_per_token == 0.000012
+
+
+def test_processor_time_per_token_is_of_the_window_and_not_known_without_tokens() -> None:
+    assert both().gateway.cpu_seconds_per_token == pytest.approx(12e-6)
+    assert frame_of(URL, scrape(LATER), scrape(LATER, 2.0), 10).gateway.cpu_seconds_per_token is None
+    assert frame_of(URL, None, scrape(LATER), 10).gateway.cpu_seconds_per_token is None
+
+
+@pytest.mark.parametrize(("shown", "meant"), [("-0.5", 0.0), ("0.43", 0.43), ("1.5", 1.0), ("1e300", 1.0)])
+def test_shares_of_another_server_are_kept_between_0_and_1(shown: str, meant: float) -> None:
+    frame = frame_of(
+        URL, None, scrape(f'headrace_kv_cache_usage_perc {shown}\nheadrace_ring_fill_ratio{{ring="event"}} {shown}\n'), 10
+    )
+    assert (frame.cache.usage, frame.gateway.ring_fill) == (meant, {"event": meant})
 
 
 def test_families_that_are_absent_are_not_known() -> None:

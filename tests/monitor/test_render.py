@@ -1,5 +1,6 @@
 """Frames as lines."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,14 @@ def test_nothing_is_wider_or_higher_than_the_screen(width: int, height: int, num
     lines = lines_of(full_frame(num_requests), width, height)
     assert len(lines) <= height
     assert all(cell_len(line) <= width for line in lines)
+
+
+def test_a_server_with_very_many_names_is_drawn_at_once() -> None:
+    """A line is made as far as the screen reaches; longer ones would take minutes."""
+    ended = {f"reason {number}": 1.0 for number in range(100_000)}
+    frame = full_frame()
+    frame = msgspec.structs.replace(frame, throughput=msgspec.structs.replace(frame.throughput, finished_per_second=ended))
+    assert "reason 0 1/s" in lines_of(frame, 80)[4]
 
 
 def test_less_important_lines_go_first_and_the_order_stays() -> None:

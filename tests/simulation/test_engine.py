@@ -1,13 +1,16 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.protocol.ports import ExecutorSpec
+from headrace.protocol.traffic import STANDARD, TrafficPolicy
 from headrace.scheduling import Scheduler, SchedulerConfig
-from headrace.simulation.policies import CURRENT, FCFS, NO_CHUNKING, POLICIES, RESERVE_MAX, Policy
+from headrace.simulation.policies import CURRENT, FCFS, HEADRACE, NO_CHUNKING, POLICIES, RESERVE_MAX, Policy
 from headrace.simulation.requests import SimulatedRequest
+from headrace.simulation.settings import ServerSettings
 from headrace.simulation.step_model import StepModel
 from tests.simulation.simulated_record import MS, RefusingTwice, StepLog, machine, request, run
 
@@ -203,3 +206,21 @@ def test_returns_are_counted_by_what_became_of_them() -> None:
     returns = sum(item.num_tries - 1 for item in again.finished)
     assert returns == again.num_refusals >= 1
     assert sum(item.num_tries > 1 and item.reason != "refused" for item in again.finished) == 1
+
+
+def test_current_admits_as_configured() -> None:
+    """By bounds, only the class's full queue refuses; by forecast, also whose first token would come too late."""
+    tight = msgspec.structs.replace(STANDARD, ttft_target_ms=100, max_queued_requests=3)
+    policy = TrafficPolicy(classes=(tight,))
+    first = [request(index, due_ms=600 * index, output=50) for index in range(4)]
+    crowd = [request(4 + index, due_ms=3000 + 20 * index, output=50) for index in range(6)]
+    refused = {}
+    for admission in ("bounds", "forecast"):
+        server = ServerSettings(max_num_seqs=1, admission=admission)
+        at = server.machine(StepModel(step_ms=10, row_us=0, token_us=0, kv_ns=0), policy)
+        for chosen in (CURRENT, HEADRACE):
+            finished = run(first + crowd, at, chosen).finished
+            refused[admission, chosen.name] = [item.request.index for item in finished if item.reason == "refused"]
+    assert refused["bounds", "current"] == [8, 9]  # one runs, three wait
+    assert refused["forecast", "current"] == refused["forecast", "headrace"] == refused["bounds", "headrace"]
+    assert len(refused["forecast", "current"]) > 2

@@ -129,13 +129,13 @@ def test_fairness_looks_only_at_windows_in_which_tenants_compete() -> None:
 
     finished = [waiting(0, "a", 0, 30, [12, 13, 50]), waiting(1, "b", 5, 30, [14])]
     chunks = [PrefillChunk(0, 25 * S, 30), PrefillChunk(1, 26 * S, 60), PrefillChunk(0, 2 * S, 999)]
-    found = fairness_of(finished, chunks, {}, 10 * S, 99 * S)
+    found = fairness_of(finished, chunks, {}, 10 * S)
     # Second window: two output tokens against one, each counted twice; third: 30 prompt tokens against 60.
     assert found.num_windows == 2
     assert found.jain_mean == pytest.approx(jain_index([4, 2]))
-    weighted = fairness_of(finished, chunks[:2], {"a": 1, "b": 2}, 10 * S, 99 * S)
+    weighted = fairness_of(finished, chunks[:2], {"a": 1, "b": 2}, 10 * S)
     assert weighted.jain_least == pytest.approx(jain_index([4, 1]))
-    alone = fairness_of(finished[:1], chunks[:1], {}, 10 * S, 99 * S)
+    alone = fairness_of(finished[:1], chunks[:1], {}, 10 * S)
     assert (alone.num_windows, alone.jain_mean) == (0, None)
 
 

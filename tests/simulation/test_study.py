@@ -129,7 +129,8 @@ def test_options_that_contradict_are_usage_errors(arguments: list[str], word: st
 def test_the_server_is_configured_by_headrace_toml_and_flags_win(tmp_path: Path) -> None:
     config = tmp_path / "headrace.toml"
     config.write_text(
-        "[scheduler]\nmax_num_seqs = 3\nmax_num_batched_tokens = 48\n[cache]\nprefix_caching = false\n"
+        "[server]\nadmission = 'bounds'\n[scheduler]\nmax_num_seqs = 3\nmax_num_batched_tokens = 48\npolicy = 'fcfs'\n"
+        "step_time_budget = false\nmin_chunk_tokens = 9\nclass_aging_seconds = 7\n[cache]\nprefix_caching = false\n"
         "[classes.gold]\nlevel = 0\nttft_target_ms = 100\ntbt_target_ms = 50\n[tenants.acme]\nweight = 2.0\n"
     )
     saved = tmp_path / "r.json"
@@ -138,6 +139,10 @@ def test_the_server_is_configured_by_headrace_toml_and_flags_win(tmp_path: Path)
     report = msgspec.json.decode(saved.read_bytes(), type=SimulationReport)
     server = report.settings.server
     assert (server.max_num_seqs, server.max_num_batched_tokens, server.prefix_caching) == (5, 48, False)
+    assert (server.admission, server.policy, server.step_time_budget) == ("bounds", "fcfs", False)
+    config_of = server.machine(report.settings.step_model, report.settings.policy).config
+    assert (config_of.policy, config_of.step_time_budget, config_of.min_chunk_tokens) == ("fcfs", False, 9)
+    assert config_of.class_aging_ns == 7_000_000_000
     assert {tenant.name: tenant.weight for tenant in report.settings.policy.tenants} == {
         "default": 1.0, "other": 1.0, "acme": 2.0, "b": 1.0,
     }  # fmt: skip
@@ -197,3 +202,30 @@ def test_refused_requests_of_a_record_are_not_compared(record: Path) -> None:
     lines.append(msgspec.json.encode(arrival | {"id": 0, "at_us": 5, "refused": "overloaded"}).decode())
     record.write_text("\n".join(lines) + "\n")
     assert (validate(record).num_requests, validate(record).num_compared) == (120, 120)
+
+
+def test_what_is_not_compared_is_told_with_the_reason(record: Path) -> None:
+    text = record.read_text().splitlines()
+    places = [place for place, line in enumerate(text) if '"type":"end"' in line]
+    for place in places[3:5]:
+        text[place] = text[place].replace('"reason":"length"', '"reason":"deadline"')
+    del text[places[9]]
+    record.write_text("\n".join(text) + "\n")
+    report = validate(record)
+    assert report.left_out == {"ended by deadline": 2, "whose end is not in the record": 1}
+    assert (report.num_requests, report.num_compared) == (120, 117)
+    output = call("--against", str(record))
+    assert "not compared: 2 ended by deadline, 1 whose end is not in the record" in output
+    assert "were load and are not compared" in output
+    assert "warning" not in output
+
+
+def test_a_bad_fit_gets_a_warning(record: Path) -> None:
+    lines = [msgspec.json.decode(line) for line in record.read_text().splitlines()]
+    steps = [line for line in lines if line["type"] == "step"]
+    for number, line in enumerate(steps):
+        line["duration_us"] = (1000, 40_000, 9000, 300_000)[number % 4]
+    record.write_text("".join(msgspec.json.encode(line).decode() + "\n" for line in lines))
+    output = call("--against", str(record))
+    assert "warning: the step model fits badly (R2 " in output
+    assert "is above 30%" in output

@@ -108,7 +108,7 @@ def test_a_mix_names_classes() -> None:
         ({"tenants": {"a": 0.0}}, "positive"),
         ({"arrival": "trace"}, "own times"),
         ({"rate_scale": 2.0}, "for a trace"),
-        ({"timeout_seconds": -1.0}, "positive"),
+        ({"timeout_seconds": -1.0}, "between 0.001 and"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], word: str) -> None:

@@ -168,26 +168,46 @@ def test_sse_02_05_a_fault_inside_a_stream_is_one_error_frame():
 
 
 def test_dis_02_queued_requests_of_gone_clients_are_dropped_without_prefill():
-    """DIS-02: one slot busy, three queued and left: the worker never computes their prompts."""
+    """DIS-02: one slot busy, three queued and left: they leave the queue while it is busy, and are never computed."""
     with serving("--model", "sim:step_ms=10", "--served-model-name", "sim", "--max-num-seqs", "1") as server:
 
-        async def run() -> tuple[float, float]:
-            busy = asyncio.create_task(post(server, "/v1/completions", completion(max_tokens=150)))
+        def computed() -> dict[str, float]:
+            metrics = server.metrics()
+            names = ("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total")
+            return {name: metrics[f"headrace_{name}"] for name in names}
+
+        async def wait_for_queue(num_waiting: int) -> None:
+            deadline = time.monotonic() + 2
+            while (await asyncio.to_thread(server.metrics))["headrace_num_requests_waiting"] != num_waiting:
+                assert time.monotonic() < deadline, f"there are never {num_waiting} in the queue"
+                await asyncio.sleep(0.02)
+
+        async def run() -> dict[str, float]:
+            busy = asyncio.create_task(post(server, "/v1/completions", completion(max_tokens=300)))
             await asyncio.sleep(0.5)
-            before = server.metrics()["headrace_prompt_tokens_total"]
+            before = await asyncio.to_thread(computed)
             queued = [
                 asyncio.create_task(post(server, "/v1/completions", completion("x " * 200, max_tokens=9))) for _ in range(3)
             ]
-            await asyncio.sleep(0.3)
+            await wait_for_queue(3)
             for task in queued:
                 task.cancel()
             await asyncio.gather(*queued, return_exceptions=True)
+            await wait_for_queue(0)
+            assert not busy.done(), "the place was free too early to tell"
             assert (await busy).finish_reason == "length"
-            return before, server.metrics()["headrace_prompt_tokens_total"]
+            return before
 
-        before, after = asyncio.run(run())
-        assert after == before
+        before = asyncio.run(run())
         wait_until(lambda: idle(server))
+        time.sleep(0.5)  # for steps that must not come
+        after = computed()
+        assert idle(server)
+        assert after["prompt_tokens_total"] == before["prompt_tokens_total"]
+        assert after["prompt_tokens_cached_total"] == before["prompt_tokens_cached_total"]
+        assert after["generation_tokens_total"] == 300
+        ended = finished(server.metrics())
+        assert {name.split('"')[1]: value for name, value in ended.items() if value} == {"length": 1, "abort": 3}
 
 
 def test_a_full_queue_is_an_answer_not_a_wait():

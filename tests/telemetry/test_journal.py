@@ -160,3 +160,17 @@ def test_met_08_a_log_that_cannot_be_written_fails_nothing(meters, monkeypatch):
     journal.finished(run(meters, 1))
     assert listener.told == [("finished", 1, "stop")]
     assert meters.faults.counter.value == 1
+
+
+def test_on_a_terminal_the_line_tells_only_what_happened(capsys, meters):
+    form = logs._form
+    logs.configure_logging("human", "info")
+    try:
+        Journal(meters.faults).finished(run(meters, 5))
+        (line,) = capsys.readouterr().err.splitlines()
+    finally:
+        logs._configure(form)
+    told = {word.partition("=")[0] for word in line.split() if "=" in word}
+    assert not told & {"error_code", "longest_stall", "longest_stall_ms", "num_stalls", "num_preemptions"}
+    assert {"request_id", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_ms", "finish_reason"} <= told
+    assert "None" not in line

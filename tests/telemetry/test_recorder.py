@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import tempfile
 
 import msgspec
 import pytest
@@ -156,6 +157,37 @@ def test_the_full_size_ends_the_recording_with_whole_lines(target):
     assert first.num_lines + first.num_drops + second.num_lines + second.num_drops == 100
 
 
+def lines_of_whole(target):
+    """The lines after the header, without one that is cut."""
+    return [line for line in text_of(target).splitlines()[1:] if line.endswith("}")]
+
+
+@given(st.integers(0, 1200), st.integers(1, 6))
+def test_what_is_in_the_file_when_a_write_is_cut_counts_as_written(num_bytes, num_lines):
+    """Also when no more than the end of the last line is missing."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        target = create_record(pathlib.Path(folder) / "record.jsonl", HEADER)
+        recorder = Recorder(target, Clock())
+        for number in range(num_lines):
+            recorder.write(step(number))
+        write, room = os.write, [num_bytes]
+
+        def nearly_full(descriptor, data):
+            if descriptor < 3:
+                return write(descriptor, data)
+            if not room[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            num_written = write(descriptor, bytes(data)[: room[0]])
+            room[0] -= num_written
+            return num_written
+
+        patch.setattr(os, "write", nearly_full)
+        recorder.close()
+        patch.undo()
+        num_whole = len(lines_of_whole(target))
+        assert (recorder.num_lines, recorder.num_drops) == (num_whole, num_lines - num_whole)
+
+
 def test_a_full_disk_ends_the_recording_and_is_logged_once(target, monkeypatch, capsys):
     write = os.write
     room = [400]
@@ -178,7 +210,9 @@ def test_a_full_disk_ends_the_recording_and_is_logged_once(target, monkeypatch, 
     recorder.flush()
     recorder.write(step(10))
     recorder.flush()
-    assert (recorder.num_lines, recorder.num_drops) == (1, 10)
+    num_whole = len(lines_of_whole(target))
+    assert num_whole == 2
+    assert (recorder.num_lines, recorder.num_drops) == (num_whole, 11 - num_whole)
     assert capsys.readouterr().err.count("cannot be written") == 1
     # The disk has room again: another process goes on, on a line of its own.
     monkeypatch.undo()

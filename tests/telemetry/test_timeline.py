@@ -181,6 +181,48 @@ def test_queue_prefill_and_decode_add_up_to_the_last_token(arrival, tokenized, q
     assert meters.faults.counter.value == 0
 
 
+STAMP = st.integers(1, 50)
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), STAMP),
+        st.tuples(st.just("count_tokens"), st.integers(0, 3), STAMP),
+        st.tuples(st.just("note_preempted"), STAMP),
+        st.tuples(
+            st.just("note_stalls"), st.lists(st.builds(Stall, st.sampled_from(list(StallCause)), STAMP, STAMP), max_size=2)
+        ),
+        st.tuples(st.just("note_cut_off"), STAMP, st.just(StallCause.WORKER_LOST), st.none()),
+        st.tuples(st.just("end"), st.sampled_from(FINISHED_REASONS), STAMP),
+    ),
+    max_size=8,
+)
+
+
+@given(STAMP, st.one_of(st.just(0), STAMP), st.one_of(st.just(0), STAMP), CALLS)
+def test_no_stamp_is_before_one_that_must_precede_it(arrival, tokenized, queued, calls):
+    """Whatever is told, in whatever order: what came stands in order, latencies add up, and no wait began before arrival."""
+    meters = GatewayMeters()
+    timeline = meters.start_request(identity(), arrival, tokenized, queued)
+    for name, *arguments in calls:
+        getattr(timeline, name)(*arguments)
+        in_order = [stamp for stamp in dataclasses.astuple(timeline.snapshot().stamps) if stamp]
+        assert in_order == sorted(in_order)
+    snapshot = timeline.snapshot()
+    stamps = snapshot.stamps
+    assert all(stall.began_ns >= arrival and stall.duration_ns >= 0 for stall in snapshot.stalls)
+    prefill_time = of(meters, "request_prefill_time_seconds")
+    assert prefill_time.count == bool(stamps.first_scheduled_ns and stamps.first_token_ns)
+    if prefill_time.count:
+        assert of(meters, "request_queue_time_seconds").sum + prefill_time.sum == ttft(meters).sum
+    assert meters.faults.counter.value == 0
+
+
+def test_a_stall_that_began_before_the_arrival_counts_from_there(meters):
+    timeline = meters.start_request(identity(), 1000)
+    timeline.note_stalls([Stall(StallCause.NO_SLOT, 400, 900), Stall(StallCause.PREFILL, 100, 200)])
+    assert timeline.snapshot().stalls == (Stall(StallCause.NO_SLOT, 1000, 300), Stall(StallCause.PREFILL, 1000, 0))
+    assert stalls_of(meters) == {"no_slot": (1, 300), "prefill": (1, 0)}
+
+
 def test_each_class_has_histograms_of_its_own(meters):
     for service_class, num_tokens in (("interactive", 1), ("batch", 2), ("no such class", 4)):
         timeline = meters.start_request(identity(service_class=service_class), 0)

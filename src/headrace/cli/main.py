@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from headrace import __version__
-from headrace.cli.options import with_settings
+from headrace.cli.options import whose_option, with_settings
 from headrace.launch.settings import Settings
 from headrace.protocol.errors import HeadraceError
 
@@ -40,7 +40,10 @@ LAZY_COMMANDS = {  # imported when they are asked for
 
 
 class _Group(click.Group):
-    """Turns Headrace's own errors into one readable line and exit code 1. Imports what `serve` does not need only on demand."""
+    """Turns Headrace's own errors into one readable line and exit code 1. Imports what `serve` does not need only on demand.
+
+    To an option that a command does not have it says whose it is.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *LAZY_COMMANDS})
@@ -56,6 +59,12 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except HeadraceError as error:
             raise click.ClickException(error.message) from None
+        except click.NoSuchOption as error:
+            owners = whose_option(error.option_name, self.commands.values())
+            if not owners:
+                raise
+            message = f"No such option '{error.option_name}'. It is an option of {owners}."
+            raise click.NoSuchOption(error.option_name, message, ctx=error.ctx) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXAMPLES)
@@ -102,7 +111,19 @@ Examples:
 )
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--stats", is_flag=True, help="Print token counts and speed to standard error.")
-@with_settings("model", "scheduler", "cache", "operation")
+@with_settings(
+    *(
+        "model",
+        "precision",
+        "quantize_activations",
+        "compute_precision",
+        "cache_dir",
+        "max_num_batched_tokens",
+        "max_model_len",
+    ),
+    *("kv_cache_gib", "kv_cache_memory_fraction", "kv_cache_precision", "threads"),
+    max_num_seqs=1,
+)
 def run(settings: Settings, prompt: str, **options: Any) -> None:
     """Answer one PROMPT, streamed to the terminal, without a server. - reads it from standard input."""
     from headrace.launch.local import LocalOptions, answer
@@ -113,7 +134,7 @@ def run(settings: Settings, prompt: str, **options: Any) -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-@with_settings("model")
+@with_settings("cache_dir")
 def models(settings: Settings, as_json: bool) -> None:
     """List the prepared models and their sizes."""
     from headrace.launch.inventory import print_models
@@ -122,7 +143,7 @@ def models(settings: Settings, as_json: bool) -> None:
 
 
 @main.command()
-@with_settings("model", "operation")
+@with_settings("model", "precision", "cache_dir")
 def prepare(settings: Settings) -> None:
     """Prepare a model now, so that a later start is quick. Prints the prepared folder."""
     from headrace.launch.model import prepare_model
@@ -132,7 +153,7 @@ def prepare(settings: Settings) -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-@with_settings("model", "server")
+@with_settings("cache_dir", "host", "port")
 def doctor(settings: Settings, as_json: bool) -> None:
     """Check this machine and installation, and remove what dead servers left in shared memory."""
     from headrace.launch.doctor import examine

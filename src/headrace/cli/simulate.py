@@ -15,10 +15,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from headrace.cli.numbers import NumberRange
 from headrace.launch.settings import load_settings
 from headrace.loadtest.report.svg import PICTURE_KINDS, ChartsUnavailableError, require_charts
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.traffic import Tenant, TrafficPolicy
+from headrace.simulation.limits import RANGES
 from headrace.simulation.picture import save_picture
 from headrace.simulation.policies import POLICIES
 from headrace.simulation.recorded import is_record, read_run, trace_path
@@ -43,11 +45,15 @@ DEFAULT_LOAD = 1.0
 DEFAULT_TRIES = 10
 PIPE_COLUMNS = 140
 MAX_DEFAULT_PROCESSES = 8
-POSITIVE = click.FloatRange(min=0, min_open=True)
-COUNT = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)
 READABLE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 SERVER_OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_blocks", "block_size", "max_queued_requests")
+
+
+def _number(name: str) -> click.IntRange | NumberRange:
+    """What the setting of that name can be."""
+    low, high = RANGES[name]
+    return click.IntRange(low, high) if isinstance(low, int) and isinstance(high, int) else NumberRange(low, high)
 
 
 class _Command(click.Command):
@@ -73,13 +79,21 @@ def _stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 TRAFFIC = _stacked(
     click.option("--workload", default="azure-conversation", show_default=True, help="What is asked: see Workloads below."),
     click.option(
-        "--requests", "num_requests", type=COUNT, help=f"So many requests.  [default: {DEFAULT_REQUESTS}; a trace: all]"
+        "--requests",
+        "num_requests",
+        type=_number("num_requests"),
+        help=f"So many requests.  [default: {DEFAULT_REQUESTS}; a trace: all]",
     ),
-    click.option("--duration", "duration_seconds", type=POSITIVE, help="Requests that come in so many simulated seconds."),
-    click.option("--rate", type=POSITIVE, help="Requests a second; a trace is stretched to it."),
+    click.option(
+        "--duration",
+        "duration_seconds",
+        type=_number("duration_seconds"),
+        help="Requests that come in so many simulated seconds.",
+    ),
+    click.option("--rate", type=_number("rate"), help="Requests a second; a trace is stretched to it."),
     click.option(
         "--load",
-        type=POSITIVE,
+        type=_number("load"),
         help=f"Rate as a multiple of the capacity, which is measured first.  [default: {DEFAULT_LOAD:g}]",
     ),
     click.option(
@@ -87,29 +101,49 @@ TRAFFIC = _stacked(
         type=click.Choice(ARRIVALS[:-1]),
         help="How requests come.  [default: poisson; a trace has its own times]",
     ),
-    click.option("--burst-on", "burst_on_seconds", type=POSITIVE, help="bursty: mean seconds of a burst.  [default: 1]"),
-    click.option("--burst-off", "burst_off_seconds", type=POSITIVE, help="bursty: mean seconds between.  [default: 4]"),
-    click.option("--scale-lengths", "length_scale", type=POSITIVE, help="Multiply the lengths of a shape or trace."),
-    click.option("--rate-scale", type=POSITIVE, help="A trace comes so many times as fast as recorded."),
     click.option(
-        "--shared-prefix-tokens", type=click.IntRange(min=0), help="All prompts of a tenant begin with the same so many tokens."
+        "--burst-on",
+        "burst_on_seconds",
+        type=_number("burst_on_seconds"),
+        help="bursty: mean seconds of a burst.  [default: 1]",
     ),
     click.option(
-        "--max-tokens", type=COUNT, help="What requests ask for.  [default: the next power of two of what they produce]"
+        "--burst-off",
+        "burst_off_seconds",
+        type=_number("burst_off_seconds"),
+        help="bursty: mean seconds between.  [default: 4]",
     ),
-    click.option("--timeout", "timeout_seconds", type=POSITIVE, help="Requests end unfinished after so many seconds."),
+    click.option(
+        "--scale-lengths", "length_scale", type=_number("length_scale"), help="Multiply the lengths of a shape or trace."
+    ),
+    click.option("--rate-scale", type=_number("rate_scale"), help="A trace comes so many times as fast as recorded."),
+    click.option(
+        "--shared-prefix-tokens",
+        type=_number("shared_prefix_tokens"),
+        help="All prompts of a tenant begin with the same so many tokens.",
+    ),
+    click.option(
+        "--max-tokens",
+        type=_number("max_tokens"),
+        help="What requests ask for.  [default: the next power of two of what they produce]",
+    ),
+    click.option(
+        "--timeout", "timeout_seconds", type=_number("timeout_seconds"), help="Requests end unfinished after so many seconds."
+    ),
     click.option("--classes", metavar="NAME=SHARE,...", help="Service classes of the requests, by share."),
     click.option("--tenants", metavar="N|NAME=SHARE,...", help="Tenants, by share; N of them with shares that fall as 1/rank."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything that is drawn."),
+    click.option("--seed", type=_number("seed"), default=0, show_default=True, help="Of everything that is drawn."),
 )
 SERVER = _stacked(
     click.option("--config", type=click.Path(), help="headrace.toml: scheduler, queue, prefix cache, classes and tenants."),
-    click.option("--max-num-seqs", type=COUNT, help="Most sequences that run at once."),
-    click.option("--max-num-batched-tokens", type=COUNT, help="Token budget of a step."),
-    click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of a sequence."),
-    click.option("--num-blocks", type=COUNT, help="Size of the KV pool."),
-    click.option("--block-size", type=COUNT, help="Tokens of a block."),
-    click.option("--max-queued-requests", type=click.IntRange(min=0), help="Most requests that wait beside the running ones."),
+    click.option("--max-num-seqs", type=_number("max_num_seqs"), help="Most sequences that run at once."),
+    click.option("--max-num-batched-tokens", type=_number("max_num_batched_tokens"), help="Token budget of a step."),
+    click.option("--max-model-len", type=_number("max_model_len"), help="Most tokens of a sequence."),
+    click.option("--num-blocks", type=_number("num_blocks"), help="Size of the KV pool."),
+    click.option("--block-size", type=_number("block_size"), help="Tokens of a block."),
+    click.option(
+        "--max-queued-requests", type=_number("max_queued_requests"), help="Most requests that wait beside the running ones."
+    ),
     click.option(
         "--step-model", metavar="NAME=VALUE,...", help="step_ms, row_us, token_us, kv_ns, between_us: see docs/simulate.md."
     ),
@@ -124,20 +158,24 @@ COMPARISON = _stacked(
         help="What is compared.",
     ),
     click.option("--retry", is_flag=True, help="Refused requests come again after Retry-After."),
-    click.option("--max-tries", type=click.IntRange(min=2), help=f"Of a request with --retry.  [default: {DEFAULT_TRIES}]"),
-    click.option("--ttft-ms", type=POSITIVE, help="Target of TTFT in place of those of the classes."),
-    click.option("--tbt-ms", type=POSITIVE, help="Target of worst-10% TBT in place of those of the classes."),
+    click.option(
+        "--max-tries",
+        type=click.IntRange(2, int(RANGES["max_tries"].high)),
+        help=f"Of a request with --retry.  [default: {DEFAULT_TRIES}]",
+    ),
+    click.option("--ttft-ms", type=_number("ttft_ms"), help="Target of TTFT in place of those of the classes."),
+    click.option("--tbt-ms", type=_number("tbt_ms"), help="Target of worst-10% TBT in place of those of the classes."),
     click.option(
         "--warm-up",
         "warm_up_seconds",
-        type=click.FloatRange(min=0),
+        type=_number("warm_up_seconds"),
         default=0.0,
         help="Requests due in the first so many seconds are not measured.",
     ),
     click.option(
         "--window",
         "window_seconds",
-        type=POSITIVE,
+        type=_number("window_seconds"),
         default=10.0,
         show_default=True,
         help="Seconds over which fairness is judged.",
@@ -152,7 +190,7 @@ OUTPUT = _stacked(
     click.option(
         "--processes",
         "num_processes",
-        type=COUNT,
+        type=click.IntRange(min=1),
         help=f"Policies that are simulated at once; results do not change.  [default: cores, at most {MAX_DEFAULT_PROCESSES}]",
     ),
     click.option("--quiet", is_flag=True, help="Print nothing but errors."),
@@ -258,6 +296,11 @@ def _server(given: Mapping[str, Any], traffic: TrafficSettings) -> tuple[ServerS
             max_model_len=configured.scheduler.max_model_len or server.max_model_len,
             prefix_caching=configured.cache.prefix_caching,
             max_queued_requests=configured.server.max_queued_requests,
+            admission=configured.server.admission,
+            policy=configured.scheduler.policy,
+            step_time_budget=configured.scheduler.step_time_budget,
+            min_chunk_tokens=configured.scheduler.min_chunk_tokens,
+            class_aging_seconds=configured.scheduler.class_aging_seconds,
         )
     flags = {name: given[name] for name in SERVER_OPTIONS if given[name] is not None}
     return msgspec.structs.replace(server, **flags), policy
@@ -267,7 +310,7 @@ def _tenants(text: str | None) -> dict[str, float]:
     if text is None:
         return {}
     if text.strip().isdecimal():
-        if not 1 <= int(text) <= 200:
+        if len(text.strip()) > 3 or not 1 <= int(text) <= 200:
             raise click.UsageError("--tenants: 1 to 200 of them")
         return zipf_tenants(int(text))
     return _shares(text, "--tenants")

@@ -22,6 +22,7 @@ class Demultiplexer:
 
     `cancel_sequence` tells the worker that a request's further tokens are not wanted; `on_closed` is called for each stream
     that has ended, `on_idle` after the last one. `waiting_cause`: what keeps requests from their first step now.
+    `retry_after_seconds`: when to come again, for a request whose time ran out (it may be sent again).
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Demultiplexer:
         on_idle: Callable[[], None],
         on_closed: Callable[[RequestStream], None],
         waiting_cause: Callable[[], StallCause],
+        retry_after_seconds: Callable[[int], int],
     ) -> None:
         self._cancel_sequence = cancel_sequence
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._waiting_cause = waiting_cause
+        self._retry_after_seconds = retry_after_seconds
         self._streams: dict[int, RequestStream] = {}
         self.num_unknown_events = 0  # of streams that have ended here: the worker is told, but not at once
         self.num_broken_sequences = 0  # streams ended because an event was lost or came twice
@@ -131,7 +134,7 @@ class Demultiplexer:
             self._close(stream, reason.value, stream.num_tokens, now_ns)
             return
         stream.put(text, len(event.token_ids), now_ns)
-        self._fail(stream, _error_of(event), now_ns)
+        self._fail(stream, self._error_of(event, now_ns), now_ns)
 
     def _end_at_stop_string(self, stream: RequestStream, event: TokenEvent, text: str, now_ns: int) -> None:
         """A stop string is complete: the request has ended for the client, whatever the worker still computes.
@@ -177,6 +180,17 @@ class Demultiplexer:
         is_lost = error is not None and error.code is ErrorCode.WORKER_LOST
         stream.timeline.note_cut_off(now_ns, StallCause.WORKER_LOST if is_lost else None, self._waiting_cause)
 
+    def _error_of(self, event: TokenEvent, now_ns: int) -> RequestError:
+        """What the client is told when the worker ended a request without an answer."""
+        if event.finish_reason is FinishReason.DEADLINE:
+            message = event.error_message or "The request's time is over."
+            retry_after_seconds = self._retry_after_seconds(now_ns)
+            return RequestError(message, code=ErrorCode.DEADLINE_EXCEEDED, retry_after_seconds=retry_after_seconds)
+        if event.finish_reason is FinishReason.CANCELLED:
+            return RequestError("The server gave up this request.", code=ErrorCode.INTERNAL)
+        message = event.error_message or "The request failed."
+        return RequestError(message, code=ErrorCode.from_wire(event.error_code))
+
     def _close(
         self, stream: RequestStream, finished_reason: str, num_output_tokens: int, now_ns: int, error_code: str = ""
     ) -> None:
@@ -192,14 +206,3 @@ class Demultiplexer:
 def incomplete_answer() -> RequestError:
     """The error of a stream whose tokens were lost on their way from the worker."""
     return RequestError("The server lost a part of this answer.", code=ErrorCode.INTERNAL)
-
-
-def _error_of(event: TokenEvent) -> RequestError:
-    """What the client is told when the worker ended a request without an answer."""
-    if event.finish_reason is FinishReason.DEADLINE:
-        message = event.error_message or "The request's time is over."
-        return RequestError(message, code=ErrorCode.DEADLINE_EXCEEDED)
-    if event.finish_reason is FinishReason.CANCELLED:
-        return RequestError("The server gave up this request.", code=ErrorCode.INTERNAL)
-    message = event.error_message or "The request failed."
-    return RequestError(message, code=ErrorCode.from_wire(event.error_code))

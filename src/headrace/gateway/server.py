@@ -8,12 +8,15 @@ import socket
 from typing import Any
 
 from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
+from granian.http import HTTP1Settings, HTTP2Settings
 from granian.log import LogLevels
 from granian.net import SocketHolder
 from granian.server.embed import Server
 
 from headrace.protocol.errors import ConfigurationError
+
+MAX_PING_SECONDS = 30  # between two PINGs on an HTTP/2 connection
+PING_ANSWER_SECONDS = 10  # after which a peer that has not answered one is taken for dead
 
 _QUIET_LOGGING = {
     "disable_existing_loggers": False,
@@ -52,7 +55,11 @@ def address_of(listener: socket.socket) -> str:
 
 
 class HttpServer:
-    """HTTP/1.1, and HTTP/2 by prior knowledge, on a socket that listens already."""
+    """HTTP/1.1, and HTTP/2 by prior knowledge, on a socket that listens already.
+
+    Idle HTTP/1.1 connections are closed after `keep_alive_seconds`. HTTP/2 connections are asked by PING whether their peer
+    lives, and closed when it does not answer; Granian has no way to close one that lives and is idle.
+    """
 
     def __init__(
         self, app: Any, listener: socket.socket, *, backlog: int, max_connections: int, keep_alive_seconds: float
@@ -67,6 +74,10 @@ class HttpServer:
             backpressure=max_connections,
             # The time to read a request's head runs from the end of the answer before it: it is the idle timeout as well.
             http1_settings=HTTP1Settings(header_read_timeout=round(keep_alive_seconds * 1000)),
+            http2_settings=HTTP2Settings(
+                keep_alive_interval=round(min(keep_alive_seconds, MAX_PING_SECONDS) * 1000),
+                keep_alive_timeout=PING_ANSWER_SECONDS,
+            ),
             log_level=LogLevels.error,
             log_dictconfig=_QUIET_LOGGING,
             log_access=False,

@@ -86,7 +86,13 @@ class GatewayService:
         self._clock = clock
         self._reply_ring = reply_ring
         self._tracker = RequestTracker(card, meters, journal or Journal(meters.faults), worker, clock)
-        self._demux = Demultiplexer(self._cancel_sequence, self._note_idle, self._tracker.close, self._tracker.waiting_cause)
+        self._demux = Demultiplexer(
+            self._cancel_sequence,
+            self._note_idle,
+            self._tracker.close,
+            self._tracker.waiting_cause,
+            admission.retry_after_seconds,
+        )
         self._starter = RequestStarter(
             tokenizer,
             self._door,

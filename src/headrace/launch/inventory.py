@@ -5,9 +5,7 @@ Owns: the listing. Runs in: CLI. Must not know: how a model is prepared.
 
 import json
 import sys
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Sequence
 
 from headrace.launch.model import cache_folder
 from headrace.launch.settings import Settings
@@ -36,11 +34,15 @@ def print_models(settings: Settings, as_json: bool) -> None:
     if not prepared:
         sys.stdout.write(f"Nothing is prepared in {folder} yet. `headrace prepare` prepares the embedded model.\n")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "precision", "architecture", "context", "MiB", "folder"):
-        table.add_column(heading, overflow="fold")
+    rows = [("name", "precision", "architecture", "context", "MiB", "folder")]
     for model in prepared:
         manifest = model.manifest
         facts_row = (manifest.name, manifest.precision, manifest.architecture, str(manifest.max_model_len))
-        table.add_row(*facts_row, f"{model.size_bytes / 2**20:.0f}", str(model.folder))
-    Console().print(table)
+        rows.append((*facts_row, f"{model.size_bytes / 2**20:.0f}", str(model.folder)))
+    sys.stdout.write("".join(line + "\n" for line in _aligned(rows)))
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their longest cell, the last one free: no name or path is broken, however narrow the terminal."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]

@@ -49,7 +49,7 @@ def answer(settings: Settings, prompt: str, options: LocalOptions) -> None:
     try:
         scheduler = Scheduler(
             SchedulerConfig(
-                max_num_seqs=1,
+                max_num_seqs=settings.scheduler.max_num_seqs,  # 1: the command sets it
                 max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
                 max_model_len=settings.scheduler.max_model_len or model.manifest.max_model_len,
                 enable_prefix_caching=False,
@@ -130,16 +130,17 @@ def _print_answer(
             first = time.monotonic()
         sys.stdout.write(detokenizer.push(shown))
         sys.stdout.flush()
-        if event.usage is not None:
+        if event.finish_reason is not None:  # the first token's event carries `usage` too
             sys.stdout.write(detokenizer.finish() + "\n")
-            if show_stats:
+            if show_stats and event.usage is not None:
                 _print_stats(event.usage, started, first or time.monotonic())
 
 
 def _print_stats(usage: Usage, started: float, first: float) -> None:
     ended = time.monotonic()
-    rate = (usage.num_output_tokens - 1) / (ended - first) if usage.num_output_tokens > 1 else 0.0
-    sys.stderr.write(
-        f"prompt {usage.num_prompt_tokens} tokens, first token after {1e3 * (first - started):.0f} ms; "
-        f"output {usage.num_output_tokens} tokens at {rate:.1f} tokens/s\n"
-    )
+    num_tokens = usage.num_output_tokens
+    output = "output 1 token"  # which has no speed
+    if num_tokens > 1:
+        output = f"output {num_tokens} tokens at {(num_tokens - 1) / (ended - first):.1f} tokens/s"
+    first_ms = 1e3 * (first - started)
+    sys.stderr.write(f"prompt {usage.num_prompt_tokens} tokens, first token after {first_ms:.0f} ms; {output}\n")

@@ -149,7 +149,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "forecast"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
-    max_choices: Annotated[int, Meta(ge=1, le=4096, description="Most choices (n, times prompts in a list) of one call.")] = 128
+    max_choices: Annotated[
+        int, Meta(ge=1, le=512, description="Largest n of one call. n times the prompts of a list is at most 512 besides.")
+    ] = 128
     keep_alive_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS, description="How long an idle connection is kept.")] = 75.0
     sse_ping_seconds: Annotated[
         float, Meta(ge=0.5, le=MAX_SECONDS, description="A comment is sent on a stream that was silent for so long.")
@@ -275,6 +277,11 @@ class SettingField(msgspec.Struct, frozen=True):
     def flag(self) -> str:
         """--max-num-seqs for max_num_seqs."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """HEADRACE_MAX_NUM_SEQS for max_num_seqs."""
+        return "HEADRACE_" + self.name.upper()
 
 
 def setting_fields(sections: tuple[str, ...] = SECTIONS_WITH_FLAGS) -> list[SettingField]:

@@ -17,6 +17,7 @@ import msgspec
 from headrace import __version__
 from headrace.monitor.exposition import ExpositionError, read_exposition
 from headrace.monitor.scrape import Scrape
+from headrace.telemetry.bounded_answer import BoundedAnswer
 from headrace.telemetry.reports import DebugRequests
 
 MAX_ANSWER_BYTES = 8 << 20
@@ -74,6 +75,7 @@ class Client:
             self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_seconds, context=context)
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_seconds)
+        self._connection.response_class = BoundedAnswer
         self._model = ""
         self._version = ""
 
@@ -160,7 +162,8 @@ class Client:
             raise NoAnswerError(_because(error)) from None
 
     def _exchange(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        deadline = time.monotonic() + self._timeout_seconds
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(self._timeout_seconds)  # the answer before used its own up
         self._connection.request("GET", self._prefix + path, headers=headers)
         answer = self._connection.getresponse()
         pieces, num_bytes = [], 0
@@ -169,8 +172,6 @@ class Client:
             num_bytes += len(piece)
             if num_bytes > MAX_ANSWER_BYTES:
                 raise NoAnswerError(f"the answer of {path} has more than {MAX_ANSWER_BYTES >> 20} MiB")
-            if time.monotonic() > deadline:
-                raise TimeoutError
         answer.close()  # read to its end: the connection is free for the next page
         return answer.status, b"".join(pieces)
 

@@ -7,13 +7,13 @@ The text format is Prometheus' own; its official parser reads it.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.monitor.percentiles import Distribution
 
-MAX_SAMPLES = 100_000  # no server of ours has more than a few thousand
+MAX_LINES = 40_000  # no server of ours has more than a few thousand
+MAX_LINE_CHARS = 8192  # the parser's time grows with the square of a line
 
 
 class ExpositionError(ValueError):
@@ -66,14 +66,16 @@ class Exposition:
 
 def read_exposition(text: str) -> Exposition:
     """Raises ExpositionError. Values that are no numbers are left out, as if the server had not shown them."""
+    if text.count("\n") > MAX_LINES:
+        raise ExpositionError(f"more than {MAX_LINES} lines")
+    if max(map(len, text.split("\n"))) > MAX_LINE_CHARS:
+        raise ExpositionError(f"a line of more than {MAX_LINE_CHARS} characters")
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
-        for name, labels, value in islice(_samples(text), MAX_SAMPLES + 1):
+        for name, labels, value in _samples(text):
             samples.setdefault(name, []).append((labels, value))
     except (ValueError, KeyError, IndexError) as error:
         raise ExpositionError(f"the metrics do not parse: {error}") from None
-    if sum(map(len, samples.values())) > MAX_SAMPLES:
-        raise ExpositionError(f"more than {MAX_SAMPLES} samples")
     return Exposition({name: tuple(found) for name, found in samples.items()})
 
 

@@ -58,7 +58,8 @@ PREEMPTIONS = "headrace_num_preemptions_total"
 RECOMPUTED = "headrace_recomputed_tokens_total"
 RING_FILL = "headrace_ring_fill_ratio"
 RING_FULL = "headrace_ring_full_total"
-GATEWAY_CPU = "headrace_gateway_cpu_seconds_per_token"
+GATEWAY_CPU = "headrace_gateway_cpu_seconds_total"
+GATEWAY_TOKENS = "headrace_gateway_tokens_total"
 STALLS = "headrace_stalls_total"
 STALL_SECONDS = "headrace_stall_seconds_total"
 NAMES = tuple(value for name, value in sorted(globals().items()) if name.isupper() and isinstance(value, str))
@@ -86,15 +87,15 @@ def frame_of(url: str, earlier: Scrape | None, later: Scrape, max_requests: int)
         ),
         batch=_batch(window),
         cache=Cache(
-            usage=metrics.total(KV_USAGE),
+            usage=None if (usage := metrics.total(KV_USAGE)) is None else _share(usage),
             hit_rate=_part_of(window, PREFIX_HITS, PREFIX_QUERIES),
             evictions_per_second=window.rate(EVICTIONS),
             preemptions_per_second=window.rate(PREEMPTIONS),
             recomputed_tokens_per_second=window.rate(RECOMPUTED),
         ),
         gateway=Gateway(
-            cpu_seconds_per_token=metrics.total(GATEWAY_CPU) or None,  # 0: there was no token
-            ring_fill=metrics.by_label(RING_FILL, "ring"),
+            cpu_seconds_per_token=_per(window.added_in_all(GATEWAY_CPU), window.added_in_all(GATEWAY_TOKENS)),
+            ring_fill={ring: _share(fill) for ring, fill in metrics.by_label(RING_FILL, "ring").items()},
             ring_full_per_second=window.rate(RING_FULL),
         ),
         stalls=_stalls(window),
@@ -221,7 +222,16 @@ def _row(report: RequestReport) -> RequestRow:
 def _part_of(window: Window, part: str, whole: str) -> float | None:
     """What one counter added, of what another added that counts it too."""
     added, of_all = window.added_in_all(part), window.added_in_all(whole)
-    return min(1.0, added / of_all) if added is not None and of_all else None
+    return _share(added / of_all) if added is not None and of_all else None
+
+
+def _per(amount: float | None, count: float | None) -> float | None:
+    return amount / count if amount is not None and count else None
+
+
+def _share(value: float) -> float:
+    """Another server's gauge may be anything."""
+    return min(1.0, max(0.0, value))
 
 
 def _whole(value: float | None) -> int | None:

@@ -68,8 +68,10 @@ class _Page:
         return self.append(line, *pairs)
 
     def append(self, line: Text, *pairs: tuple[str, str]) -> Text:
-        """More pairs. One without a name is a value alone."""
+        """More pairs, as far as the line reaches. One without a name is a value alone."""
         for name, value in pairs:
+            if line.cell_len > self.width:
+                break
             gap = "" if line.cell_len <= TITLE_CELLS else "   " if self.is_wide else "  "
             line.append(f"{gap}{name} " if name else gap, style="not bold dim")
             line.append(value, style="not bold default")

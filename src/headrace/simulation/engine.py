@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.messages import TokenEvent
 from headrace.protocol.step import StepPlan, StepResult
 from headrace.scheduling import SchedulerStatistics
+from headrace.simulation.limits import MAX_END_NS
 from headrace.simulation.policies import Machine, Policy
 from headrace.simulation.requests import REFUSED, FinishedRequest, SimulatedRequest
 
@@ -82,7 +84,7 @@ class Simulation:
         self._chunks: list[PrefillChunk] = []
 
     def run(self, on_progress: Progress | None = None) -> Outcome:
-        """Until every request has ended."""
+        """Until every request has ended. Raises ConfigurationError when that takes longer than can be counted."""
         while True:
             self._take_arrivals()
             self._pass_gate()
@@ -155,6 +157,11 @@ class Simulation:
             decode_rows, prefill_tokens, context_tokens, tokens = self._measure(plan)
             duration_ns = self._step_model.duration_ns(decode_rows, prefill_tokens, context_tokens)
             self._now_ns += duration_ns
+            if self._now_ns > MAX_END_NS:
+                raise ConfigurationError(
+                    f"policy {self._policy.name}: the simulation ran past {MAX_END_NS // 10**9} s of its own time: make steps "
+                    "shorter (step model) or requests fewer."
+                )
             self._busy_ns += duration_ns
             self._num_steps += 1
             scheduler.apply(plan, StepResult(plan.step_id, tokens), self._now_ns + START_NS)

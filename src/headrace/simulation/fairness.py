@@ -3,12 +3,15 @@
 Owns: Fairness, jain_index, fairness_of. Runs in: simulator. Must not know: policies, how requests are drawn.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from headrace.protocol.errors import ConfigurationError
 from headrace.simulation.engine import PrefillChunk
+from headrace.simulation.limits import MAX_WINDOWS
 from headrace.simulation.requests import FinishedRequest
 
 OUTPUT_WEIGHT = 2.0  # an output token counts as so many prompt tokens (VTC, Sheng et al., OSDI 2024, section 5)
@@ -44,9 +47,8 @@ def fairness_of(
     chunks: Iterable[PrefillChunk],
     weights: Mapping[str, float],
     window_ns: int,
-    end_ns: int,
 ) -> Fairness:
-    """Of tenants by their own name; a tenant without a weight counts with 1."""
+    """Of tenants by their own name; a tenant without a weight counts with 1. ConfigurationError for too many windows."""
     waiting: dict[str, list[Interval]] = defaultdict(list)
     service: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for item in finished:
@@ -60,12 +62,19 @@ def fairness_of(
             served = service[item.request.tenant_id]
             for at_ns in item.token_ns:
                 served[at_ns // window_ns] += OUTPUT_WEIGHT
-    backlogged = {name: _full_windows(merged(intervals), window_ns) for name, intervals in waiting.items()}
-    indices = []
-    for window in range(end_ns // window_ns):
-        names = sorted(name for name, windows in backlogged.items() if window in windows)
-        if len(names) > 1:
-            indices.append(jain_index([service[name][window] / weights.get(name, 1.0) for name in names]))
+    contested = _contested({name: _full_windows(merged(intervals), window_ns) for name, intervals in waiting.items()})
+    num_windows = sum(len(windows) for windows, _ in contested)
+    if num_windows > MAX_WINDOWS:
+        least_seconds = math.ceil(num_windows * window_ns / MAX_WINDOWS / 1e9)
+        raise ConfigurationError(
+            f"window_seconds: tenants wait side by side through {num_windows} windows of {window_ns / 1e9:g} s, and fairness "
+            f"is judged over at most {MAX_WINDOWS}: make it {least_seconds} s or more."
+        )
+    indices = [
+        jain_index([service[name][window] / weights.get(name, 1.0) for name in names])
+        for windows, names in contested
+        for window in windows
+    ]
     return Fairness(
         num_windows=len(indices),
         jain_mean=sum(indices) / len(indices) if indices else None,
@@ -84,6 +93,25 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     return union
 
 
-def _full_windows(intervals: Iterable[Interval], window_ns: int) -> set[int]:
-    """Numbers of the windows that lie in one interval whole."""
-    return {window for begin, end in intervals for window in range(-(-begin // window_ns), end // window_ns)}
+def _full_windows(intervals: Iterable[Interval], window_ns: int) -> list[range]:
+    """Numbers of the windows that lie in one interval whole: for each interval, where there are any."""
+    found = (range(-(-begin // window_ns), end // window_ns) for begin, end in intervals)
+    return [windows for windows in found if windows]
+
+
+def _contested(backlogged: Mapping[str, Iterable[range]]) -> list[tuple[range, list[str]]]:
+    """Windows in which two or more are backlogged, in order, with the names of those."""
+    begins = [(windows.start, 1, name) for name, ranges in backlogged.items() for windows in ranges]
+    ends = [(windows.stop, 0, name) for name, ranges in backlogged.items() for windows in ranges]
+    found: list[tuple[range, list[str]]] = []
+    names: set[str] = set()
+    since = 0
+    for at, is_begin, name in sorted(begins + ends):
+        if len(names) > 1 and at > since:
+            found.append((range(since, at), sorted(names)))
+        since = at
+        if is_begin:
+            names.add(name)
+        else:
+            names.remove(name)
+    return found

@@ -122,7 +122,6 @@ def figures_of(name: str, outcome: Outcome, settings: SimulationSettings) -> Pol
             outcome.chunks,
             {tenant.name: tenant.weight for tenant in settings.policy.tenants},
             round(settings.window_seconds * 1e9),
-            outcome.end_ns,
         ),
         scheduler=_scheduler_figures(outcome),
     )

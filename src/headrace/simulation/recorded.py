@@ -12,10 +12,11 @@ from headrace.loadtest.lengths import Lengths, cut_to_context, scaled
 from headrace.loadtest.record_file import read_record
 from headrace.loadtest.traces import TraceEntry, TraceError, read_trace
 from headrace.protocol.errors import ConfigurationError
-from headrace.protocol.record import RecordArrival, RecordEnd, RecordHeader, RecordStep, RecordWorker
+from headrace.protocol.record import RecordArrival, RecordEnd, RecordHeader, RecordLine, RecordStep, RecordWorker
 from headrace.protocol.traffic import DEFAULT_TENANT, TrafficPolicy
+from headrace.simulation.limits import MAX_REQUESTS, RECORD_RANGES, check_range, nanoseconds_due
 from headrace.simulation.requests import SimulatedRequest
-from headrace.simulation.settings import MAX_REQUESTS, ServerSettings, TrafficSettings
+from headrace.simulation.settings import ServerSettings, TrafficSettings
 from headrace.simulation.traffic import Traffic, asked_tokens, cut_note
 
 
@@ -52,10 +53,13 @@ def is_record(path: Path) -> bool:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """A whole record. Raises ConfigurationError for a file that is none."""
+    """A whole record. Raises ConfigurationError for a file that is none, or that has numbers of no server."""
+    lines: list[RecordLine] = []
     try:
         reader = read_record(path)
-        lines = list(reader)
+        for line in reader:
+            lines.append(line)
+            _check_line(line, path, len(lines) + reader.num_cut_lines)
     except TraceError as error:
         raise ConfigurationError(f"{error}.") from None
     header = lines[0] if lines else None
@@ -69,6 +73,18 @@ def read_run(path: Path) -> RecordedRun:
         ends=[line for line in lines if isinstance(line, RecordEnd)],
         num_cut_lines=reader.num_cut_lines,
     )
+
+
+_CHECKED_FIELDS = {
+    kind: tuple((name, RECORD_RANGES[name]) for name in kind.__struct_fields__ if name in RECORD_RANGES)
+    for kind in (RecordHeader, RecordWorker, RecordArrival, RecordStep, RecordEnd)
+}
+
+
+def _check_line(line: RecordLine, path: Path, number: int) -> None:
+    for name, allowed in _CHECKED_FIELDS[type(line)]:
+        if not allowed.low <= getattr(line, name) <= allowed.high:
+            check_range(name, getattr(line, name), allowed, f"{path}, line {number}: ")
 
 
 def trace_path(settings: TrafficSettings) -> Path | None:
@@ -99,10 +115,11 @@ def read_traffic(
     """
     if settings.shared_prefix_tokens or settings.classes or settings.tenants:
         raise ConfigurationError("a trace has its own prefixes, classes and tenants: leave out options for them.")
+    run = read_run(path) if is_record(path) else None
     entries = _entries(path, settings)
     arrivals: list[RecordArrival | None] = [None] * len(entries)
-    if is_record(path):
-        arrivals[:] = read_run(path).arrivals[: len(entries)]
+    if run is not None:
+        arrivals[:] = run.arrivals[: len(entries)]
     try:
         moved = stretched([entry.at for entry in entries], None if at_once else rate)
     except ValueError as error:
@@ -110,7 +127,8 @@ def read_traffic(
     part_numbers: dict[int, int] = {}  # hashes -> small numbers
     requests: list[SimulatedRequest] = []
     num_cut = 0
-    for at, entry, arrival in zip(moved, entries, arrivals, strict=True):
+    advice = "give a rate or rate_scale, or check the trace's times"
+    for number, (at, entry, arrival) in enumerate(zip(moved, entries, arrivals, strict=True), start=1):
         at_seconds = 0.0 if at_once else at / settings.rate_scale
         if settings.duration_seconds is not None and at_seconds >= settings.duration_seconds:
             break
@@ -126,7 +144,7 @@ def read_traffic(
         requests.append(
             SimulatedRequest(
                 index=len(requests),
-                due_ns=round(at_seconds * 1e9),
+                due_ns=nanoseconds_due(at_seconds, number, f"{path}: ", advice),
                 prompt_tokens=lengths.prompt_tokens,
                 output_tokens=lengths.output_tokens,
                 max_tokens=asked_tokens(lengths, max_tokens, context_tokens),

@@ -44,8 +44,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         for part in self.parts:
             if len(token_ids) >= self.prompt_tokens:
                 break
-            token_ids += [_FIRST_PART_TOKEN + part] * self.part_tokens
-        del token_ids[self.prompt_tokens :]
+            token_ids += [_FIRST_PART_TOKEN + part] * min(self.part_tokens, self.prompt_tokens - len(token_ids))
         token_ids += [self.request_id] * (self.prompt_tokens - len(token_ids))
         return token_ids
 

@@ -3,7 +3,7 @@
 Owns: SimulationSettings. Runs in: simulator. Must not know: how traffic is made, figures.
 """
 
-import math
+from typing import Literal
 
 import msgspec
 
@@ -11,17 +11,21 @@ from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.ports import ExecutorSpec
 from headrace.protocol.traffic import TrafficPolicy
 from headrace.scheduling import SchedulerConfig
+from headrace.simulation.limits import RANGES, check_range, check_shares
 from headrace.simulation.policies import Machine
 from headrace.simulation.requests import VOCAB_SIZE
 from headrace.simulation.step_model import StepModel
 
 ARRIVALS = ("poisson", "bursty", "constant", "trace")
-MAX_REQUESTS = 1_000_000
 DEFAULT_REQUESTS = 2000
-_POSITIVE = (
-    "rate", "load", "rate_scale", "length_scale", "duration_seconds", "timeout_seconds", "burst_on_seconds",
-    "burst_off_seconds",
-)  # fmt: skip
+
+
+def _check_ranges(settings: msgspec.Struct) -> None:
+    """Of each field that has a range and a value. Raises ConfigurationError."""
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if name in RANGES and value is not None:
+            check_range(name, value, RANGES[name])
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,20 +39,25 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefix_caching: bool = True
     max_queued_requests: int = 1024
     max_queued_prompt_tokens: int = 1_000_000
+    admission: Literal["forecast", "bounds"] = "forecast"
+    policy: Literal["headrace", "fcfs"] = "headrace"
+    step_time_budget: bool = True
+    min_chunk_tokens: int = 64
+    class_aging_seconds: float = 30.0
 
     def machine(self, step_model: StepModel, traffic: TrafficPolicy) -> Machine:
         """What the engine runs. Raises ConfigurationError for numbers that cannot work together."""
-        for name in ("num_blocks", "block_size", "max_queued_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.max_queued_requests < 0:
-            raise ConfigurationError(f"max_queued_requests must be at least 0, not {self.max_queued_requests}.")
+        _check_ranges(self)
         config = SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.prefix_caching,
             traffic=traffic,
+            policy=self.policy,
+            class_aging_ns=round(self.class_aging_seconds * 1e9),
+            step_time_budget=self.step_time_budget,
+            min_chunk_tokens=self.min_chunk_tokens,
         )
         spec = ExecutorSpec(
             model_id="simulated",
@@ -66,6 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             traffic=traffic,
             max_in_flight=self.max_num_seqs + self.max_queued_requests,
             max_queued_prompt_tokens=self.max_queued_prompt_tokens,
+            forecasts_admission=self.admission == "forecast",
         )
 
     @property
@@ -104,17 +114,9 @@ class TrafficSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigurationError("give one of rate, load and rate_scale.")
         if self.rate_scale != 1.0 and self.arrival != "trace":
             raise ConfigurationError("rate_scale is for a trace: give a rate.")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigurationError(f"{name} must be a positive number, not {value}.")
-        for name, low in (("num_requests", 1), ("max_tokens", 1), ("shared_prefix_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= MAX_REQUESTS:
-                raise ConfigurationError(f"{name} must be between {low} and {MAX_REQUESTS}, not {value}.")
-        for name, shares in (("classes", self.classes), ("tenants", self.tenants)):
-            if not all(0 < share < math.inf for share in shares.values()):
-                raise ConfigurationError(f"the shares of {name} must be positive numbers.")
+        _check_ranges(self)
+        check_shares("classes", self.classes)
+        check_shares("tenants", self.tenants)
         if unknown := set(self.classes) - set(policy.class_names):
             raise ConfigurationError(f"no class {', '.join(sorted(unknown))}; there are {', '.join(policy.class_names)}.")
 
@@ -132,3 +134,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     tbt_ms: float | None = None
     warm_up_seconds: float = 0.0  # requests due before are not measured
     window_seconds: float = 10.0  # over which fairness is judged
+
+    def check(self) -> None:
+        """Raise ConfigurationError, in words for the user. The server's own numbers are checked by its `machine`."""
+        self.traffic.check(self.policy)
+        _check_ranges(self)

@@ -10,7 +10,6 @@ which very long prompts cost more, nor for how evenly rows are long.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from typing import Self
 
@@ -20,8 +19,11 @@ import numpy.typing as npt
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.record import RecordStep
+from headrace.simulation.limits import RANGES, check_range
 
 MIN_FITTED_STEPS = 20
+MIN_R_SQUARED = 0.5  # of a fit that nobody need be warned of
+MAX_MEAN_ERROR = 0.3
 _NS_PER_US, _NS_PER_MS = 1e3, 1e6
 Floats = npt.NDArray[np.float64]
 
@@ -41,9 +43,7 @@ class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"step model: {name} must be a number of at least 0, not {value}.")
+            check_range(name, getattr(self, name), RANGES[name], "step model: ")
         if not (self.step_ms or self.row_us or self.between_us):
             raise ConfigurationError("step model: a step must take time: give step_ms, row_us or between_us.")
 
@@ -85,6 +85,18 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     p90_error: float
     total_ratio: float  # sum of predicted durations / sum of recorded ones
     r_squared: float  # share of the durations' variance that is explained
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why results that stand on this fit are not to be trusted; empty for a fair one."""
+        faults = []
+        if self.r_squared < MIN_R_SQUARED:
+            faults.append(f"R2 {self.r_squared:.3f} is below {MIN_R_SQUARED:g}")
+        if self.mean_error > MAX_MEAN_ERROR:
+            faults.append(f"the error of a step, {self.mean_error:.1%} in the mean, is above {MAX_MEAN_ERROR:.0%}")
+        if not faults:
+            return []
+        return [f"warning: the step model fits badly ({'; '.join(faults)}): do not rely on what is simulated with it"]
 
 
 _NUM_REWEIGHTINGS = 5

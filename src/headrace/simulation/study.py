@@ -4,7 +4,7 @@ Owns: run_study, measure_capacity, SimulationReport. Runs in: simulator. Must no
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headrace.protocol.errors import ConfigurationError
 from headrace.simulation.engine import Clients, Simulation
 from headrace.simulation.figures import PolicyResult, figures_of
 from headrace.simulation.parallel import simulate_in_processes
-from headrace.simulation.policies import CURRENT, Machine, Policy, policies_of
+from headrace.simulation.policies import EVERYBODY, Machine, Policy, policies_of
 from headrace.simulation.recorded import read_traffic, trace_path
 from headrace.simulation.settings import SimulationSettings
 from headrace.simulation.step_model import StepFit
@@ -23,7 +23,6 @@ REPORT_FORMAT = "headrace-simulation"
 REPORT_VERSION = 1
 MIN_CAPACITY_REQUESTS, MAX_CAPACITY_REQUESTS = 200, 4000
 CAPACITY_ROUNDS = 8  # so many requests for each place
-_UNBOUNDED = 1 << 60
 
 Progress = Callable[[str, int, int], None]  # (what is simulated, requests ended, requests)
 
@@ -62,10 +61,8 @@ def run_study(
 
     The report is the same for any number of processes.
     """
-    settings.traffic.check(settings.policy)
+    settings.check()
     policies = policies_of(settings.policies)
-    if settings.max_tries < 1 or settings.window_seconds <= 0 or settings.warm_up_seconds < 0:
-        raise ConfigurationError("tries must be at least 1, the window positive, the warm-up not negative.")
     machine = settings.server.machine(settings.step_model, settings.policy)
     capacity = None
     rate = settings.traffic.rate
@@ -117,8 +114,7 @@ def measure_capacity(settings: SimulationSettings, machine: Machine, on_progress
         settings.traffic, num_requests=num_requests, duration_seconds=None, timeout_seconds=None
     )
     traffic = _traffic(msgspec.structs.replace(settings, traffic=traffic_settings), None, at_once=True)
-    unbounded = replace(machine, max_in_flight=_UNBOUNDED, max_queued_prompt_tokens=_UNBOUNDED)
-    simulation = Simulation(traffic.requests, CURRENT, unbounded)
+    simulation = Simulation(traffic.requests, EVERYBODY, machine)
     total = len(traffic.requests)
     finished = simulation.run(_told("capacity", total, on_progress)).finished
     joined_ns = max(item.first_scheduled_ns for item in finished)

@@ -42,6 +42,7 @@ def print_validation(report: ValidationReport, console: Console) -> None:
     _say(
         console,
         f"{report.record}: {report.num_compared} of {report.num_requests} requests compared",
+        *_left_out_lines(report),
         *([f"{report.num_cut_lines} cut lines were passed over"] if report.num_cut_lines else []),
         *step_lines(report.step_model, report.fit),
     )
@@ -51,6 +52,13 @@ def print_validation(report: ValidationReport, console: Console) -> None:
         name = item.name if item.unit == "seconds" else f"{item.name}, {item.unit}"
         table.add_row(name, show(item.recorded), show(item.simulated), "-" if item.error is None else f"{item.error:+.1%}")
     console.print(table)
+
+
+def _left_out_lines(report: ValidationReport) -> list[str]:
+    if not report.left_out:
+        return []
+    parts = ", ".join(f"{count} {reason}" for reason, count in report.left_out.items())
+    return [f"not compared: {parts}; those that did not complete were load and are not compared"]
 
 
 def step_lines(model: StepModel, fit: StepFit | None) -> list[str]:
@@ -63,6 +71,7 @@ def step_lines(model: StepModel, fit: StepFit | None) -> list[str]:
             f"{percent(fit.p50_error)}, p90 {percent(fit.p90_error)}; all steps together {fit.total_ratio:.3f} of the recorded "
             f"time; R2 {fit.r_squared:.3f}"
         )
+        lines += fit.warnings
     return lines
 
 

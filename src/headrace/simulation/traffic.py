@@ -7,6 +7,7 @@ Everything is drawn from the seed. Shapes and arrival processes are those of the
 import heapq
 import itertools
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +19,9 @@ from headrace.loadtest.request_drafts import WorkloadError
 from headrace.loadtest.traces import MOONCAKE_PART_TOKENS
 from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.traffic import DEFAULT_TENANT, TrafficPolicy
+from headrace.simulation.limits import MAX_REQUESTS, MAX_SPELLS, nanoseconds_due
 from headrace.simulation.requests import SimulatedRequest
-from headrace.simulation.settings import DEFAULT_REQUESTS, MAX_REQUESTS, TrafficSettings
+from headrace.simulation.settings import DEFAULT_REQUESTS, TrafficSettings
 
 WORKLOADS: dict[str, str] = {
     "azure-conversation": "lengths of Azure's 2023 conversation trace",
@@ -36,6 +38,7 @@ _SHARED_SHARE = QuantileTable((0.0, 0.25, 0.5, 0.75, 0.9, 1.0), (0, 7, 36, 71, 9
 _REMEMBERED_PROMPTS = 512
 _NUM_LOOKS = 16
 _DRAWN_TENANT = "tenant-"
+_DIGITS = re.compile("[0-9]{1,12}")
 
 
 @dataclass(slots=True)
@@ -69,9 +72,9 @@ def zipf_tenants(num_tenants: int) -> dict[str, float]:
 
 def draw_traffic(settings: TrafficSettings, policy: TrafficPolicy, context_tokens: int, rate: float | None) -> Traffic:
     """The requests; `rate` None: all at time 0. Raises ConfigurationError."""
-    num_requests = settings.num_requests
-    if num_requests is None:
-        num_requests = MAX_REQUESTS if settings.duration_seconds is not None and rate is not None else DEFAULT_REQUESTS
+    num_requests = _num_requests(settings, rate)
+    if rate is not None and settings.arrival == "bursty":
+        _check_bursts(settings, rate, num_requests)
     drafts = _drafts(settings)
     classes = random.Random(f"{settings.seed}:classes")  # noqa: S311 - not for secrets
     names, shares = list(settings.classes), list(settings.classes.values())
@@ -90,7 +93,7 @@ def draw_traffic(settings: TrafficSettings, policy: TrafficPolicy, context_token
         requests.append(
             SimulatedRequest(
                 index=len(requests),
-                due_ns=round(at * 1e9),
+                due_ns=nanoseconds_due(at, len(requests) + 1, "", "give a higher rate or fewer requests"),
                 prompt_tokens=lengths.prompt_tokens,
                 output_tokens=lengths.output_tokens,
                 max_tokens=asked_tokens(lengths, settings.max_tokens, context_tokens),
@@ -103,7 +106,42 @@ def draw_traffic(settings: TrafficSettings, policy: TrafficPolicy, context_token
         )
     if not requests:
         raise ConfigurationError("no request falls into the time that was asked for.")
+    if len(requests) > MAX_REQUESTS:
+        raise _too_many_requests(settings, rate)
     return Traffic(requests, cut_note(num_cut, len(requests), context_tokens))
+
+
+def _num_requests(settings: TrafficSettings, rate: float | None) -> int:
+    """Most that are drawn. One more than there may be, where only the duration bounds them: so too many are seen."""
+    if settings.num_requests is not None:
+        return settings.num_requests
+    if settings.duration_seconds is None or rate is None:
+        return DEFAULT_REQUESTS
+    if settings.duration_seconds * rate > MAX_REQUESTS:
+        raise _too_many_requests(settings, rate)
+    return MAX_REQUESTS + 1
+
+
+def _too_many_requests(settings: TrafficSettings, rate: float | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"duration_seconds: {settings.duration_seconds:g} s at {rate or 0.0:.3g} requests/s are more than {MAX_REQUESTS} "
+        "requests: give a shorter duration, a lower rate or load, or a number of requests."
+    )
+
+
+def _check_bursts(settings: TrafficSettings, rate: float, num_requests: int) -> None:
+    """Bursts and pauses are drawn one by one, until the last request and until the rarest tenant's first."""
+    shares = list(settings.tenants.values()) or [1.0]
+    seconds = num_requests / rate
+    if settings.duration_seconds is not None:
+        seconds = min(seconds, settings.duration_seconds)
+    seconds = max(seconds, sum(shares) / min(shares) / rate)
+    num_spells = 2 * len(shares) * seconds / (settings.burst_on_seconds + settings.burst_off_seconds)
+    if num_spells > MAX_SPELLS:
+        raise ConfigurationError(
+            f"burst_on_seconds, burst_off_seconds: some {num_spells:.3g} bursts and pauses would be drawn, and at most "
+            f"{MAX_SPELLS} are: make them longer, the rate higher or requests fewer."
+        )
 
 
 def asked_tokens(lengths: Lengths, max_tokens: int | None, context_tokens: int) -> int:
@@ -200,8 +238,11 @@ def _of_workload(workload: str, scale: float, seed: str, new_part: Callable[[], 
     kind, _, argument = workload.partition(":")
     if kind == "fixed":
         prompt, _, output = argument.partition(",")
-        if not (prompt.strip().isdecimal() and output.strip().isdecimal() and int(prompt) and int(output)):
-            raise ConfigurationError(f"workload {workload!r}: behind the colon stand two lengths in tokens, such as 512,64.")
+        if not all(_DIGITS.fullmatch(length.strip()) and int(length) for length in (prompt, output)):
+            raise ConfigurationError(
+                f"workload {workload[:80]!r}: behind the colon stand two lengths in tokens, such as 512,64, of at most 12 "
+                "digits."
+            )
         if scale != 1.0:
             raise ConfigurationError("workload fixed has no lengths to scale: give the lengths themselves.")
         return itertools.repeat(Draft(Lengths(int(prompt), int(output))))

@@ -3,6 +3,7 @@
 Owns: validate, ValidationReport. Runs in: simulator. Must not know: terminals, files of results.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headrace.protocol.lifecycle import FinishReason
 from headrace.protocol.record import RecordArrival, RecordEnd
 from headrace.simulation.engine import Simulation
 from headrace.simulation.figures import tail
-from headrace.simulation.policies import CURRENT
+from headrace.simulation.policies import EVERYBODY
 from headrace.simulation.recorded import RecordedRun, read_run, read_traffic
 from headrace.simulation.requests import FinishedRequest
 from headrace.simulation.settings import ServerSettings, SimulationSettings, TrafficSettings
@@ -23,7 +24,6 @@ from headrace.simulation.step_model import StepFit, StepModel, fit_steps
 VALIDATION_FORMAT = "headrace-simulation-validation"
 _COMPLETED = (FinishReason.LENGTH.value, FinishReason.STOP.value)
 _PERCENTILES = ("mean", "p50", "p90", "p99")
-_UNBOUNDED = 1 << 60
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved. `num_compared`: requests that completed in truth; the others were load and are not compared."""
+    """What is saved. `num_compared`: requests that completed in truth; the others were load and are not compared.
+
+    `left_out`: how many of the `num_requests` were not compared, by the reason in words. Requests that the recorded server
+    refused are among neither.
+    """
 
     format: str = VALIDATION_FORMAT
     version: int = 1
@@ -50,6 +54,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     num_compared: int
     num_cut_lines: int
     comparisons: list[Comparison]
+    left_out: dict[str, int] = {}
 
 
 class _Times(msgspec.Struct, frozen=True):
@@ -72,38 +77,41 @@ def validate(
     set with the same set: those that completed in truth. Raises ConfigurationError.
     """
     run = read_run(path)
-    server = msgspec.structs.replace(run.server(), max_queued_requests=_UNBOUNDED, max_queued_prompt_tokens=_UNBOUNDED)
+    server = run.server()
     fit = fit_steps(run.steps) if step_model is None else None
     model = fit.model if fit is not None else step_model or StepModel()
     settings = SimulationSettings(server=server, step_model=model)
     traffic_settings = TrafficSettings(workload=f"trace:{path}", arrival="trace")
     traffic = read_traffic(path, traffic_settings, settings.policy, server.context_tokens, None, with_refused=False)
     taken = [arrival for arrival in run.arrivals if not arrival.refused]
-    finished = Simulation(traffic.requests, CURRENT, server.machine(model, settings.policy)).run(on_progress).finished
-    recorded, simulated = _pairs(run, taken, finished)
+    finished = Simulation(traffic.requests, EVERYBODY, server.machine(model, settings.policy)).run(on_progress).finished
+    recorded, simulated, left_out = _pairs(run, taken, finished)
     if not recorded:
         raise ConfigurationError(f"{path}: no request in it completed: there is nothing to compare.")
     return ValidationReport(
         record=path.name,
-        server=run.server(),
+        server=server,
         step_model=model,
         fit=fit,
         num_requests=len(taken),
         num_compared=len(recorded),
         num_cut_lines=run.num_cut_lines,
         comparisons=_comparisons(recorded, simulated),
+        left_out=dict(sorted(left_out.items())),
     )
 
 
 def _pairs(
     run: RecordedRun, taken: Sequence[RecordArrival], finished: Sequence[FinishedRequest]
-) -> tuple[list[_Times], list[_Times]]:
-    """(recorded, simulated) times of the requests that completed in truth and in the simulation."""
+) -> tuple[list[_Times], list[_Times], Counter[str]]:
+    """(recorded, simulated) times of the requests that completed in truth and in the simulation, and why others did not."""
     ends = {(end.gateway, end.id): end for end in run.ends}
     recorded, simulated = [], []
+    left_out: Counter[str] = Counter()
     for arrival, item in zip(taken, finished, strict=True):
         end = ends.get((arrival.gateway, arrival.id))
         if end is None or end.reason not in _COMPLETED or end.ttft_us < 0 or item.reason not in _COMPLETED:
+            left_out[_why_not(end, item)] += 1
             continue
         recorded.append(_recorded_times(arrival, end))
         simulated.append(
@@ -116,7 +124,18 @@ def _pairs(
                 cached_tokens=item.num_cached_tokens,
             )
         )
-    return recorded, simulated
+    return recorded, simulated, left_out
+
+
+def _why_not(end: RecordEnd | None, item: FinishedRequest) -> str:
+    """Why a request cannot be compared, in words."""
+    if end is None:
+        return "whose end is not in the record"
+    if end.reason not in _COMPLETED:
+        return f"ended by {end.reason}"
+    if end.ttft_us < 0:
+        return "without a first token"
+    return f"ended by {item.reason} in the simulation"
 
 
 def _recorded_times(arrival: RecordArrival, end: RecordEnd) -> _Times:

@@ -93,7 +93,7 @@ def _configure(form: _Form) -> None:
     last: list[Processor] = [structlog.processors.format_exc_info, withhold_content]
     if form.is_human:
         # An exception is text by now: no renderer gets at local variables, in which prompts are.
-        last += [_escape_for_terminal, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        last += [_leave_out_empty, _escape_for_terminal, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     else:
         last += [structlog.processors.JSONRenderer()]
     structlog.configure(
@@ -149,6 +149,15 @@ def _plain(value: Any, depth: int) -> Any:
     if depth and isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, depth - 1) for item in list(value)[:_MAX_ITEMS]]
     return f"<{type(value).__name__}>"
+
+
+def _leave_out_empty(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What did not happen is not worth a reader's time: fields without a value, and counts (`num_`) of nothing."""
+    for name in [
+        name for name, value in event.items() if value is None or value == "" or (value == 0 and name.startswith("num_"))
+    ]:
+        del event[name]
+    return event
 
 
 def _escape_for_terminal(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

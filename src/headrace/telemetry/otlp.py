@@ -25,6 +25,7 @@ from opentelemetry.util.types import AttributeValue
 
 from headrace.protocol.errors import ConfigurationError
 from headrace.telemetry.logs import get_logger
+from headrace.telemetry.otlp_session import open_session
 from headrace.telemetry.reports import phases_of
 from headrace.telemetry.snapshot import RequestIdentity, TimelineSnapshot
 
@@ -73,7 +74,8 @@ def open_export(url: str, sample_ratio: float, service_name: str, service_versio
     """
     max_waiting = _positive_number("OTEL_BSP_MAX_QUEUE_SIZE", MAX_WAITING_SPANS)
     try:
-        return Tracing(OTLPSpanExporter(endpoint=url), sample_ratio, service_name, service_version, model, max_waiting)
+        exporter = OTLPSpanExporter(endpoint=url, session=open_session())
+        return Tracing(exporter, sample_ratio, service_name, service_version, model, max_waiting)
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"Traces cannot be exported: {error} (an OTEL_* variable of the environment?)") from error
 

@@ -141,8 +141,6 @@ class Recorder:
         except OSError as error:
             self._end("the record cannot be written; nothing more is recorded", error=str(error))
             return
-        self.num_lines += self._num_waiting
-        self._num_waiting = 0
         self._buffer.clear()
 
     def close(self) -> None:
@@ -158,9 +156,17 @@ class Recorder:
             os.write(self._descriptor, b"\n")
 
     def _append(self) -> None:
-        num_written = os.write(self._descriptor, self._buffer)
-        while num_written < len(self._buffer):  # the disk is nearly full: the rest, or the error that says so
-            num_written += os.write(self._descriptor, memoryview(self._buffer)[num_written:])
+        """Write the buffer, and count the lines that are in the file whatever happens. Raises OSError."""
+        num_written = 0
+        try:
+            num_written = os.write(self._descriptor, self._buffer)
+            while num_written < len(self._buffer):  # the disk is nearly full: the rest, or the error that says so
+                num_written += os.write(self._descriptor, memoryview(self._buffer)[num_written:])
+        finally:
+            # A line of which the end alone is missing is whole: the next writer adds that (see _end_cut_line).
+            num_lines = self._buffer.count(b"\n", 0, num_written + 1) if num_written else 0
+            self.num_lines += num_lines
+            self._num_waiting -= num_lines
 
     def _end(self, event: str, **fields: object) -> None:
         self.num_drops += self._num_waiting

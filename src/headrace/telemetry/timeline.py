@@ -51,7 +51,8 @@ class RequestMeters:
 class RequestTimeline:
     """One request from arrival to its end. No method raises: a fault of measuring is counted and the request goes on.
 
-    A stamp before an earlier one (two processes read the clock) counts as equal to it.
+    Two processes read the clock, so a stamp may be before one that must precede it: then it counts as equal to that. What is
+    told late (a start after the first token) lies between the stamps around it. So the stamps are always in order.
     """
 
     __slots__ = (
@@ -109,10 +110,15 @@ class RequestTimeline:
 
     @contained
     def start(self, first_scheduled_ns: int) -> None:
-        """It left the queue. Only the first call counts: coming back after a preemption is no queueing."""
-        if not self._scheduled_ns:
-            self._scheduled_ns = max(first_scheduled_ns, self._queued_ns, self._tokenized_ns, self._arrival_ns)
-            self._meters.queue_time.observe(self._scheduled_ns - self._arrival_ns)
+        """It left the queue. Only the first call counts: coming back after a preemption is no queueing. None after the end."""
+        if self._scheduled_ns or self._end_ns:
+            return
+        scheduled_ns = max(first_scheduled_ns, self._latest_ns_before_start)
+        if self._num_tokens:
+            scheduled_ns = min(scheduled_ns, self._first_token_ns)
+            self._meters.prefill_time.observe(self._first_token_ns - scheduled_ns)
+        self._scheduled_ns = scheduled_ns
+        self._meters.queue_time.observe(scheduled_ns - self._arrival_ns)
 
     @contained
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:
@@ -125,9 +131,7 @@ class RequestTimeline:
             meters.inter_token_latency.observe(gap_ns)
             self._last_token_ns += gap_ns
         else:
-            self._first_token_ns = self._last_token_ns = max(
-                now_ns, self._scheduled_ns, self._queued_ns, self._tokenized_ns, self._arrival_ns
-            )
+            self._first_token_ns = self._last_token_ns = max(now_ns, self._scheduled_ns, self._latest_ns_before_start)
             meters.time_to_first_token.observe(self._first_token_ns - self._arrival_ns)
             if self._scheduled_ns:
                 meters.prefill_time.observe(self._first_token_ns - self._scheduled_ns)
@@ -181,7 +185,7 @@ class RequestTimeline:
         """
         if self._end_ns:
             return
-        self._end_ns = max(now_ns, self._last_token_ns, 1)
+        self._end_ns = max(now_ns, self._last_token_ns, self._scheduled_ns, self._latest_ns_before_start, 1)
         is_known = finished_reason in FINISHED_REASONS
         self._finished_reason = finished_reason if is_known else "error"
         self._error_code = error_code
@@ -230,6 +234,10 @@ class RequestTimeline:
         return self._last_token_ns
 
     @property
+    def _latest_ns_before_start(self) -> int:
+        return max(self._queued_ns, self._tokenized_ns, self._arrival_ns)
+
+    @property
     def _num_told_tokens(self) -> int:
         return self._num_tokens if self._num_output_tokens is None else self._num_output_tokens
 
@@ -249,6 +257,9 @@ class RequestTimeline:
                 meters.time_per_output_token.observe((self._end_ns - self._first_token_ns) // (self._num_tokens - 1))
 
     def _note_stall(self, stall: Stall) -> None:
+        if stall.began_ns < self._arrival_ns:  # nobody waits before there is a request: only the rest was its wait
+            ended_ns = max(stall.began_ns + stall.duration_ns, self._arrival_ns)
+            stall = Stall(stall.cause, self._arrival_ns, ended_ns - self._arrival_ns)
         self._meters.stalls.add(stall.cause.value)
         self._meters.stall_time.add(stall.cause.value, amount=max(stall.duration_ns, 0))
         self._num_stalls += 1

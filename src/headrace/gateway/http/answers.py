@@ -29,6 +29,7 @@ from headrace.telemetry.reports import RequestReport
 log = get_logger("http")
 
 STREAM_TYPE = b"text/event-stream; charset=utf-8"
+STARTED = "headrace.started"  # key in an exchange's scope: its requests were let in, so what fails now was no refusal
 STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -114,6 +115,7 @@ async def collect(exchange: Exchange, streams: list[GenerationStream], wish: Str
                 endings[number] = Ending("".join(parts), delta.finish_reason, delta.stop_string, _usage(delta))
                 return
 
+    exchange.scope[STARTED] = True
     try:
         await exchange.run_while_connected(_all_of(one, len(streams)))
     finally:
@@ -126,6 +128,9 @@ async def collect(exchange: Exchange, streams: list[GenerationStream], wish: Str
 class EventWriter:
     """Sends one answer as events: one `send` for each wake-up of a choice.
 
+    Status and headers wait for the first frame, so that a fault before it is an answer with a status of its own. They never
+    wait longer than half of `keep_alive_seconds`: the first comment takes them along.
+
     A `send` that takes `stall_threshold_ns` waits for a client that does not read: the choice's timeline is told.
     """
 
@@ -136,6 +141,7 @@ class EventWriter:
         self._tick_seconds = keep_alive_seconds / 2
         self._lock = asyncio.Lock()
         self._quiet = True
+        self._headers: Headers | None = STREAM_HEADERS  # None: sent
         self._comment: asyncio.Task[None] | None = None
         self._usages: dict[int, Usage] = {}
 
@@ -149,10 +155,12 @@ class EventWriter:
     ) -> None:
         """Headers, then every choice to its end, usage and timeline if wished for, and [DONE], whatever happens in between.
 
-        A fault after the start becomes one error frame. Raises ClientGoneError when the client went.
+        A fault after the headers becomes one error frame. One before them is raised, with the timeline in the exchange if
+        that was wished for. Raises ClientGoneError when the client went.
         """
-        headers = STREAM_HEADERS + early_server_timing(origin) if wish.include_timeline else STREAM_HEADERS
-        await self._exchange.start_stream(STREAM_TYPE, headers)
+        self._exchange.scope[STARTED] = True
+        if wish.include_timeline:
+            self._headers = STREAM_HEADERS + early_server_timing(origin)
         timer = _Ticker(self._tick_seconds, self._on_tick)
         try:
             await self._exchange.run_while_connected(self._events(streams, frames, num_choices, wish))
@@ -172,18 +180,25 @@ class EventWriter:
                 tail = self._envelope.usage_event(usage)
         except ClientGoneError:
             raise
-        except RequestError as error:
-            tail = sse.error_event(error_body(error))
-            log.warning(
-                "a stream ended with an error", request_id=self._exchange.request_id.decode(), code=error.code.value.code
-            )
-        except Exception:
-            tail = sse.error_event(error_body(internal_error()))
-            log.exception("a stream failed inside the server", request_id=self._exchange.request_id.decode())
+        except Exception as error:
+            if self._headers is not None:
+                if wish.include_timeline:
+                    _cancel_all(streams)
+                    self._exchange.timeline = reports_of(streams)
+                raise
+            tail = self._error_event(error)
         if wish.include_timeline:
             _cancel_all(streams)
             tail += self._envelope.timeline_event(reports_of(streams))
         await self._send(tail + sse.DONE, streams, more=False)
+
+    def _error_event(self, error: Exception) -> bytes:
+        request_id = self._exchange.request_id.decode()
+        if isinstance(error, RequestError):
+            log.warning("a stream ended with an error", request_id=request_id, code=error.code.value.code)
+            return sse.error_event(error_body(error))
+        log.error("a stream failed inside the server", request_id=request_id, exc_info=error)
+        return sse.error_event(error_body(internal_error()))
 
     async def _choices(self, streams: list[GenerationStream], frames: Sequence[ChoiceFrames]) -> None:
         async def one(number: int) -> None:
@@ -216,6 +231,9 @@ class EventWriter:
         try:
             async with self._lock:
                 try:
+                    if self._headers is not None:
+                        headers, self._headers = self._headers, None
+                        await self._exchange.start_stream(STREAM_TYPE, headers)
                     await self._exchange.send({"type": "http.response.body", "body": frame, "more_body": more})
                 except Exception as error:
                     raise ClientGoneError from error
@@ -226,7 +244,10 @@ class EventWriter:
                     stream.note_slow_reader(began_ns, duration_ns)
 
     def _on_tick(self) -> None:
-        """A comment when nothing was sent since the last tick: silence never lasts longer than two ticks."""
+        """A comment when nothing was sent since the last tick: silence never lasts longer than two ticks.
+
+        The first one comes after one tick, with the headers if they still wait.
+        """
         if self._quiet and not self._lock.locked():
             self._comment = asyncio.ensure_future(self._send_comment())
         self._quiet = True

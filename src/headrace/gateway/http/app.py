@@ -11,6 +11,7 @@ from contextlib import suppress
 from starlette.routing import Route, Router
 
 from headrace.gateway.http import debugging, operations
+from headrace.gateway.http.answers import STARTED
 from headrace.gateway.http.chat import ChatEndpoint
 from headrace.gateway.http.completions import CompletionEndpoint
 from headrace.gateway.http.errors import error_body, error_headers, internal_error
@@ -58,6 +59,7 @@ class Application:
     async def _answer(self, exchange: Exchange) -> None:
         exchange.scope["headrace.exchange"] = exchange
         try:
+            exchange.check_host()
             await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGoneError:
             await _answer_broken_body(exchange)
@@ -70,11 +72,12 @@ class Application:
                 await self._refuse(exchange, internal_error())
 
     async def _refuse(self, exchange: Exchange, error: RequestError) -> None:
-        if exchange.route in GENERATION_ROUTES:
+        if exchange.route in GENERATION_ROUTES and STARTED not in exchange.scope:
             reason = error.reject_reason.value if error.reject_reason is not None else ""
             _never_failing(self._surface.service.count_rejection, error.code.value.code, reason)
         body = error_body(error, exchange.timeline)
-        headers = error_headers(error) + exchange.allow_headers() + server_timing(exchange.timeline or ())
+        headers = error_headers(error, exchange.scope.get("http_version", "1.1")) + exchange.allow_headers()
+        headers += server_timing(exchange.timeline or ())
         await exchange.respond(error.code.value.http_status, body, headers=headers)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:

@@ -42,10 +42,11 @@ def error_body(error: RequestError, timeline: list[RequestReport] | None = None)
     return msgspec.json.encode(body)
 
 
-def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+def error_headers(error: RequestError, http_version: str) -> list[tuple[bytes, bytes]]:
     """Retry-After where the error knows when to come again: whole seconds, at least 1. WWW-Authenticate with a 401.
 
-    x-headrace-reject-reason where the request was turned away at the door.
+    x-headrace-reject-reason where the request was turned away at the door. Connection: close from a server that is stopping,
+    so that no proxy sends its next request this way; HTTP/2 has no such header (RFC 9113, 8.2.2) and says GOAWAY at the end.
     """
     if error.code is ErrorCode.UNAUTHORIZED:
         return [(b"www-authenticate", b"Bearer")]
@@ -54,6 +55,8 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", b"%d" % max(1, error.retry_after_seconds)))
     if error.reject_reason is not None:
         headers.append((b"x-headrace-reject-reason", error.reject_reason.value.encode()))
+    if error.code is ErrorCode.DRAINING and http_version.startswith("1"):
+        headers.append((b"connection", b"close"))
     return headers
 
 

@@ -74,6 +74,11 @@ class Exchange:
         params: dict[str, Any] = self.scope.get("path_params", {})
         return params
 
+    def check_host(self) -> None:
+        """Raise RequestError for more than one Host (RFC 9112, 3.2): this server and a proxy could each go by another one."""
+        if sum(name.lower() == b"host" for name, _ in self.scope["headers"]) > 1:
+            raise RequestError("The request has more than one Host header.")
+
     async def read_body(self, max_bytes: int, within_seconds: float) -> bytes:
         """The whole body. Raises RequestError for one that is too long or too slow, ClientGoneError when the client goes."""
         try:

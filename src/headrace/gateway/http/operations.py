@@ -56,7 +56,7 @@ def ready(surface: Surface) -> Handler:
         if error is None:
             await exchange.respond(200, msgspec.json.encode(HealthReport("ok")))
             return
-        headers = error_headers(error) or [(b"retry-after", b"1")]
+        headers = error_headers(error, exchange.scope.get("http_version", "1.1")) or [(b"retry-after", b"1")]
         body = msgspec.json.encode(HealthReport(error.code.value.code, error.message))
         await exchange.respond(503, body, headers=headers)
 

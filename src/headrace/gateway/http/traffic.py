@@ -6,6 +6,7 @@ Must not know: how classes and tenants are served.
 
 import hashlib
 import math
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ MAX_TIMEOUT_SECONDS = 86_400.0
 TIERS = ("auto", "default", "priority", "flex", "scale")
 MAX_TRACEPARENT_CHARS = 128  # W3C Trace Context: 55 in its first version
 MAX_TRACESTATE_CHARS = 2048
+
+_NUMBER = re.compile(rb"[ \t]*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*")  # float() takes 1_0 too
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,12 @@ def _timeout_ns(seconds: float | None, exchange: Exchange) -> int:
     param = "timeout"
     if (named := exchange.headers.get(TIMEOUT_HEADER)) is not None:
         param = TIMEOUT_HEADER.decode()
-        try:
-            seconds = float(named)
-        except ValueError:
-            seconds = math.nan
+        seconds = float(named) if _NUMBER.fullmatch(named) else math.nan
     if seconds is None:
         return 0
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
-        raise RequestError(f"{param} must be above 0 and at most {MAX_TIMEOUT_SECONDS:.0f} seconds.", param=param)
+        message = f"{param} must be a number of seconds above 0 and at most {MAX_TIMEOUT_SECONDS:.0f}."
+        raise RequestError(message, param=param)
     return max(1, round(seconds * 1e9))
 
 
