@@ -9,7 +9,7 @@ import tempfile
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.protocol.errors import ConfigurationError
@@ -162,7 +162,14 @@ def lines_of_whole(target):
     return [line for line in text_of(target).splitlines()[1:] if line.endswith("}")]
 
 
+LINE_BYTES = len(msgspec.json.encode(step(1)))
+
+
 @given(st.integers(0, 1200), st.integers(1, 6))
+@example(0, 3)
+@example(LINE_BYTES - 1, 3)
+@example(LINE_BYTES, 3)
+@example(2 * LINE_BYTES + 1, 3)
 def test_what_is_in_the_file_when_a_write_is_cut_counts_as_written(num_bytes, num_lines):
     """Also when no more than the end of the last line is missing."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -216,6 +216,19 @@ def test_no_stamp_is_before_one_that_must_precede_it(arrival, tokenized, queued,
     assert meters.faults.counter.value == 0
 
 
+def test_a_start_that_is_told_late_lies_before_the_token_and_after_the_end_is_none(meters):
+    timeline = meters.start_request(identity(), 10)
+    timeline.count_tokens(1, 30)
+    timeline.start(90)
+    timeline.end("stop", 20)
+    stamps = timeline.snapshot().stamps
+    assert (stamps.first_scheduled_ns, stamps.first_token_ns, stamps.end_ns) == (30, 30, 30)
+    unstarted = meters.start_request(identity(), 10)
+    unstarted.end("deadline", 40)
+    unstarted.start(90)
+    assert unstarted.snapshot().stamps.first_scheduled_ns == 0
+
+
 def test_a_stall_that_began_before_the_arrival_counts_from_there(meters):
     timeline = meters.start_request(identity(), 1000)
     timeline.note_stalls([Stall(StallCause.NO_SLOT, 400, 900), Stall(StallCause.PREFILL, 100, 200)])

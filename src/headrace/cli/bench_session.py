@@ -59,7 +59,9 @@ class Session:
             raise click.UsageError("two outputs have the same file")
         for package, is_needed in (("aiohttp", True), ("matplotlib", self._html is not None)):
             if is_needed and importlib.util.find_spec(package) is None:
-                raise click.ClickException(f"{package} is not installed: pip install 'headrace[bench]'")
+                raise click.ClickException(
+                    f"{package} is not installed: install the extra bench (in a checkout: pip install -e '.[bench]')"
+                )
 
     def server(self, url: str, *, model: str | None, key: str | None, api: str) -> ServerFacts:
         """Ask the server who it is. ClickException, in a clear line, when the load could not work."""

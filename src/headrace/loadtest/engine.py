@@ -41,7 +41,7 @@ def run_load(
     """
     check_settings(plan.settings)
     if importlib.util.find_spec("aiohttp") is None:
-        raise LoadError("headrace bench needs aiohttp: pip install 'headrace[bench]'")
+        raise LoadError("headrace bench needs aiohttp: install the extra bench (in a checkout: pip install -e '.[bench]')")
     if num_processes is None:
         num_processes = plan.settings.num_processes
     if num_processes < 1:

@@ -18,7 +18,9 @@ try:
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
 except ImportError as missing:
-    raise ImportError("headrace bench needs aiohttp: pip install 'headrace[bench]'") from missing
+    raise ImportError(
+        "headrace bench needs aiohttp: install the extra bench (in a checkout: pip install -e '.[bench]')"
+    ) from missing
 
 from headrace.loadtest.answers import StreamAnswer, end_with_status, fail, take_whole_answer
 from headrace.loadtest.records import Outcome, RequestRecord

@@ -164,7 +164,7 @@ class Recorder:
                 num_written += os.write(self._descriptor, memoryview(self._buffer)[num_written:])
         finally:
             # A line of which the end alone is missing is whole: the next writer adds that (see _end_cut_line).
-            num_lines = self._buffer.count(b"\n", 0, num_written + 1) if num_written else 0
+            num_lines = self._buffer.count(b"\n", 0, num_written + 1)
             self.num_lines += num_lines
             self._num_waiting -= num_lines
 

@@ -27,7 +27,8 @@ def open_tracing(endpoint: str, sample_ratio: float, service_name: str, service_
         from headrace.telemetry import otlp
     except ImportError as missing:
         raise ConfigurationError(
-            f"Traces need packages that are not installed ({missing.name}): pip install 'headrace[otel]'"
+            f"Traces need packages that are not installed ({missing.name}): "
+            "install the extra otel (in a checkout: pip install -e '.[otel]')"
         ) from missing
     return otlp.open_export(url, sample_ratio, service_name, service_version, model)
 

@@ -217,7 +217,7 @@ def test_the_terminal_shows_plain_text() -> None:
     print_report(report("[red]not markup[/red]"), Console(file=out, width=120, no_color=True))
     text = out.getvalue()
     assert "[red]not markup[/red]" in text
-    assert "66.7 of 100: 2 passed, 2 failed, 1 skipped" in text
+    assert "66.7 of 100 for what was checked: 2 passed, 2 failed, 1 skipped" in text
     for word in ("pass", "half", "note", "skip", "FAIL", "mend it"):
         assert word in text
 

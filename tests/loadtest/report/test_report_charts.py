@@ -115,5 +115,5 @@ def test_ratios_without_intervals_or_far_from_one_are_drawn():
 
 def test_a_missing_library_is_said_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(svg.ChartsUnavailableError, match=r"pip install 'headrace\[bench\]'"):
+    with pytest.raises(svg.ChartsUnavailableError, match=r"install the extra bench"):
         svg.require_charts()

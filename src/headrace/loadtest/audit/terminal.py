@@ -26,7 +26,8 @@ def mark(line: CheckResult) -> tuple[str, str]:
 def score_words(report: AuditReport) -> str:
     """The score and what it counts."""
     score = "no score" if report.score is None else f"{report.score:g} of 100"
-    return f"{score}: {count_words(report)}"
+    scope = " for what was checked" if report.skipped and report.score is not None else ""
+    return f"{score}{scope}: {count_words(report)}"
 
 
 def count_words(report: AuditReport) -> str:

@@ -29,7 +29,9 @@ def require_charts() -> None:
     try:
         import matplotlib  # noqa: F401 - whether it is there is the question
     except ImportError:
-        raise ChartsUnavailableError("charts need matplotlib: pip install 'headrace[bench]'") from None
+        raise ChartsUnavailableError(
+            "charts need matplotlib: install the extra bench (in a checkout: pip install -e '.[bench]')"
+        ) from None
 
 
 _STYLE: Any = {  # rcParams

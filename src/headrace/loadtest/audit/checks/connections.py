@@ -142,5 +142,7 @@ async def http2(session: Session) -> Finding:
     try:
         version, detail = await session.ask_http2("/v1/models")
     except ImportError:
-        raise CannotJudge("needs httpx with HTTP/2: pip install 'headrace[bench]'") from None
+        raise CannotJudge(
+            "needs httpx with HTTP/2: install the extra bench (in a checkout: pip install -e '.[bench]')"
+        ) from None
     return passed(detail) if version == "HTTP/2" else failed(detail)
