@@ -140,12 +140,12 @@ def test_wrong_use_is_exit_code_2() -> None:
 class Screen:
     """`headrace top` in a terminal of 80 by 24; `seen` is all that it wrote."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, terminal: str = "xterm-256color") -> None:
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 80))
         self.settings = termios.tcgetattr(slave)
         self.slave = slave
-        environment = {**os.environ, "TERM": "xterm-256color"}
+        environment = {**os.environ, "TERM": terminal}
         self.process = subprocess.Popen(
             [*TOP, "--url", url, "--interval", "0.2"], stdin=slave, stdout=slave, stderr=slave, env=environment
         )
@@ -184,8 +184,8 @@ class Screen:
 
 
 @contextlib.contextmanager
-def showing(url: str) -> Iterator[Screen]:
-    screen = Screen(url)
+def showing(url: str, terminal: str = "xterm-256color") -> Iterator[Screen]:
+    screen = Screen(url, terminal)
     try:
         yield screen
     finally:
@@ -206,6 +206,13 @@ def test_it_ends_cleanly(server: Server, how: str) -> None:
         assert "\x1b[?1049l" in screen.seen  # the screen as it was
         assert "Traceback" not in screen.seen
         assert termios.tcgetattr(screen.slave) == screen.settings
+
+
+def test_a_dumb_terminal_is_sent_to_once(server: Server) -> None:
+    """It cannot move its cursor back: each frame would stand below the last one."""
+    with showing(server.url, "dumb") as screen:
+        assert screen.end() == 2
+        assert "--once prints one frame" in screen.seen
 
 
 def test_it_goes_on_when_the_worker_is_killed() -> None:

@@ -1,6 +1,7 @@
 """Kills, signals and what stays behind, with the simulated model and real processes."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -116,6 +117,9 @@ def test_ops_01_02_sigterm_lets_running_streams_finish():
 
         replies, ready, live, late = asyncio.run(run())
         assert (ready, live, late.status) == (503, 200, 503)
+        assert json.loads(late.body)["error"]["code"] == "draining"
+        assert int(late.headers["retry-after"]) >= 1
+        assert late.headers["connection"] == "close", "a balancer's pool would come back on this connection"
         assert all((reply.finish_reason, reply.num_done) == ("length", 1) for reply in replies)
         assert server.process.wait(15) == 0
         assert files_of(server) == []

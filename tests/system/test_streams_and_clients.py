@@ -133,6 +133,9 @@ def test_met_04_07_counts_agree(sim_server: Server):
     assert grown("headrace_time_to_first_token_seconds_count") == 12
     assert grown("headrace_inter_token_latency_seconds_count") == tokens - 12
     assert grown("headrace_generation_tokens_total") == tokens
+    assert grown("headrace_requests_started_total") == 12
+    assert grown('headrace_request_success_total{finished_reason="length"}') == 12
+    assert grown("headrace_request_generation_tokens_sum") == tokens
     assert sum(finished(after).values()) == after["headrace_requests_started_total"]
 
 

@@ -11,6 +11,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from headrace.cli.numbers import NumberRange
 from headrace.loadtest.audit.discovery import AuditError
 from headrace.loadtest.audit.findings import AuditReport
 from headrace.loadtest.audit.html_page import render_report
@@ -37,9 +38,9 @@ Examples:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=pathlib.Path), help="Save the report as JSON.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=pathlib.Path), help="Save it as a page.")
 @click.option("--max-requests", type=click.IntRange(min=10), default=300, show_default=True, help="Never send more than these.")
-@click.option("--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds, of each request.")
+@click.option("--timeout", type=NumberRange(min=1), default=60.0, show_default=True, help="Seconds, of each request.")
 @click.option("--quick", is_flag=True, help="Smaller bursts, and no storm of disconnects.")
-@click.option("--fail-under", type=click.FloatRange(0, 100), help="Exit with 2 when the score is below this.")
+@click.option("--fail-under", type=NumberRange(0, 100), help="Exit with 2 when the score is below this.")
 def audit(
     url: str,
     model: str,

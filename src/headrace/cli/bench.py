@@ -12,6 +12,7 @@ import msgspec
 from headrace.cli import bench_options as options
 from headrace.cli.bench_arms import ServerSpec, check_variant, parse_loads, parse_server, parse_variant
 from headrace.cli.bench_report import report as report_command
+from headrace.cli.numbers import NumberRange
 from headrace.loadtest.records import RunSettings
 
 if TYPE_CHECKING:
@@ -310,9 +311,7 @@ Examples:
 """,
 )
 @SERVER
-@click.option(
-    "--min-goodput", type=click.FloatRange(0, 1, min_open=True), default=0.99, show_default=True, help="Wanted share."
-)
+@click.option("--min-goodput", type=NumberRange(0, 1, min_open=True), default=0.99, show_default=True, help="Wanted share.")
 @click.option(
     "--start-rate", type=options.ABOVE_ZERO, help="Requests a second to begin with. Default: found with a few clients."
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.numbers import NumberRange
 from headrace.loadtest import arrivals, request_drafts
 from headrace.loadtest.definitions import definitions_text
 from headrace.loadtest.records import RunSettings
@@ -33,8 +34,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE = click.Path(dir_okay=False, path_type=Path)
 READABLE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0)
-ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+SECONDS = NumberRange(min=0)
+ABOVE_ZERO = NumberRange(min=0, min_open=True)
 
 
 class BenchCommand(click.Command):
@@ -116,7 +117,7 @@ ARRIVAL = combined(
     click.option("--burst-off", "burst_off_seconds", type=ABOVE_ZERO, help="bursty: mean seconds between bursts. Default: 4."),
     click.option(
         "--burst-off-share",
-        type=click.FloatRange(0, 1),
+        type=NumberRange(0, 1),
         help="bursty: rate between bursts as a share of the rate in them. Default: 0.",
     ),
     click.option("--ramp-to", "ramp_to_rate", type=ABOVE_ZERO, help="ramp: rate at its end; it starts at --rate."),
@@ -170,7 +171,7 @@ WORKLOAD = combined(
         help="New texts in each run (default), so that the server's prefix cache does not flatter; or the same ones again.",
     ),
     click.option("--seed", type=click.IntRange(min=0), default=0, help="Of lengths, order and times. Default: 0."),
-    click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, help="Default: 0."),
+    click.option("--temperature", type=NumberRange(0, 2), default=0.0, help="Default: 0."),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         "ignores_eos",

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from headrace import __version__
+from headrace.cli.numbers import NumberRange
 from headrace.cli.options import whose_option, with_settings
 from headrace.launch.settings import Settings
 from headrace.protocol.errors import HeadraceError
@@ -104,7 +105,7 @@ Examples:
 @click.option("--system", help="A system message ahead of the prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of the answer. Default: what fits.")
 @click.option(
-    "--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 always takes the likeliest token."
+    "--temperature", type=NumberRange(0, 2), default=0.0, show_default=True, help="0 always takes the likeliest token."
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random draws above temperature 0."

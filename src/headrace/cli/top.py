@@ -11,6 +11,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from headrace.cli.numbers import NumberRange
 from headrace.monitor.client import Client
 from headrace.monitor.model import Frame, Status
 from headrace.monitor.render import History, draw
@@ -32,7 +33,7 @@ PLAIN_WIDTH = 100  # of text that goes to no terminal
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     default=1.0,
     show_default=True,
     help="Seconds between two looks. Rates and percentiles are those of this time.",
@@ -65,8 +66,8 @@ def top(url: str, interval: float, once: bool, as_json: bool, limit: int, admin_
     try:
         if once:
             _print_once(look_twice(client, interval, limit), console, as_json)
-        elif not sys.stdout.isatty():
-            raise click.UsageError("The live view needs a terminal; --once prints one frame.")
+        elif not sys.stdout.isatty() or console.is_dumb_terminal:
+            raise click.UsageError("The live view needs a terminal that can move its cursor; --once prints one frame.")
         else:
             watch(client, console, interval, limit)
     finally:

@@ -4,22 +4,18 @@ Owns: the order of a start, and what the operator reads. Runs in: supervisor. Mu
 """
 
 import asyncio
-import os
 import signal
-import stat
 import sys
 import time
-from pathlib import Path
 
 from headrace.ipc.segment import remove_orphans
 from headrace.launch.model import ServedModel, prepare_in_child
 from headrace.launch.settings import Settings
 from headrace.launch.supervisor import Supervisor
 from headrace.launch.wiring import Wiring, served_length
-from headrace.protocol.errors import ConfigurationError
 from headrace.protocol.record import RecordHeader, RecordTarget
 from headrace.telemetry.logs import configure_logging, get_logger
-from headrace.telemetry.recorder import create_record
+from headrace.telemetry.recorder import check_record_path, create_record
 
 log = get_logger("supervisor")
 
@@ -28,7 +24,7 @@ async def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises ConfigurationError and ModelError for what cannot be started."""
     configure_logging(settings.operation.log_format, settings.operation.log_level)
     if settings.operation.record is not None:
-        _check_record(settings.operation.record)
+        check_record_path(settings.operation.record)
     for orphan in remove_orphans():
         log.info("removed what a dead server left", segment=orphan.name, size_bytes=orphan.size_bytes)
     model = await _prepare_unless_stopped(settings)
@@ -51,32 +47,6 @@ async def serve(settings: Settings) -> int:
             on_serving=on_serving,
         )
         return await supervisor.run()
-
-
-def _check_record(told: str) -> None:
-    """Raise ConfigurationError for a record that could not be begun, before the model is prepared: that may take minutes.
-
-    Nothing is written yet: a start that fails leaves no file. `create_record` checks again, when it makes the file.
-    """
-    path = Path(told).expanduser().absolute()
-    try:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            if not path.parent.is_dir():
-                raise ConfigurationError(f"The record {path} cannot be created: there is no folder {path.parent}.") from None
-            found = None
-        if found is not None and not stat.S_ISREG(found.st_mode):
-            raise ConfigurationError(f"{path} is no regular file: a record cannot be written to it.")
-        if found is not None and found.st_size:
-            raise ConfigurationError(
-                f"{path} exists and is not empty: a record is never overwritten. Name another file, or move it away."
-            )
-        place = path if found is not None else path.parent
-        if not os.access(place, os.W_OK):
-            raise ConfigurationError(f"The record {path} cannot be created: {place} cannot be written.")
-    except OSError as error:
-        raise ConfigurationError(f"The record {path} cannot be created: {error.strerror or error}.") from error
 
 
 def _begin_record(settings: Settings, model: ServedModel, name: str) -> RecordTarget | None:

@@ -102,6 +102,7 @@ def _summarize(run: Run, records: Sequence[RequestRecord], targets: Sequence[Goo
         settings=run.settings,
         requests=counts,
         errors=_count_errors(measured),
+        first_errors=_first_errors(measured),
         window_seconds=window_seconds,
         requests_per_second=num_ended / window_seconds,
         offered_per_second=counts.offered / window_seconds,
@@ -141,8 +142,21 @@ def _count_outcomes(measured: Sequence[RequestRecord]) -> RequestCounts:
 
 def _count_errors(measured: Sequence[RequestRecord]) -> dict[str, int]:
     """By kind, most frequent first."""
-    kinds = Counter(record.error_kind or record.outcome.value for record in measured if record.outcome is not Outcome.COMPLETED)
+    kinds = Counter(_error_kind(record) for record in measured if record.outcome is not Outcome.COMPLETED)
     return dict(kinds.most_common())
+
+
+def _first_errors(measured: Sequence[RequestRecord]) -> dict[str, str]:
+    """What was said of the first of each kind, in order of sending, that said anything."""
+    found: dict[str, str] = {}
+    for record in sorted(measured, key=lambda record: record.sent):
+        if record.outcome is not Outcome.COMPLETED and record.error_detail:
+            found.setdefault(_error_kind(record), record.error_detail)
+    return found
+
+
+def _error_kind(record: RequestRecord) -> str:
+    return record.error_kind or record.outcome.value
 
 
 def _first_events(completed: Sequence[RequestRecord]) -> list[float]:

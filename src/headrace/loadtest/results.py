@@ -49,6 +49,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     settings: RunSettings
     requests: RequestCounts
     errors: dict[str, int] = {}  # by kind, refused ones included
+    first_errors: dict[str, str] = {}  # by kind, what was said of the first that said anything
     window_seconds: float
     requests_per_second: float  # completed
     offered_per_second: float

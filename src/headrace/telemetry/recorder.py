@@ -43,6 +43,36 @@ _NS_PER_US = 1000
 log = get_logger("record")
 
 
+def check_record_path(path: str | Path) -> None:
+    """Raise ConfigurationError where `create_record` would, as far as can be told without writing anything."""
+    absolute = Path(path).expanduser().absolute()
+    try:
+        try:
+            found = absolute.stat()
+        except FileNotFoundError:
+            if not absolute.parent.is_dir():
+                raise ConfigurationError(
+                    f"The record {absolute} cannot be created: there is no folder {absolute.parent}."
+                ) from None
+            place = absolute.parent
+        else:
+            _check_is_new(absolute, found)
+            place = absolute
+        if not os.access(place, os.W_OK):
+            raise ConfigurationError(f"The record {absolute} cannot be created: {place} cannot be written.")
+    except OSError as error:
+        raise ConfigurationError(f"The record {absolute} cannot be created: {error.strerror or error}.") from error
+
+
+def _check_is_new(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{path} is no regular file: a record cannot be written to it.")
+    if found.st_size:
+        raise ConfigurationError(
+            f"{path} exists and is not empty: a record is never overwritten. Name another file, or move it away."
+        )
+
+
 def create_record(path: str | Path, header: RecordHeader, max_bytes: int = DEFAULT_MAX_BYTES) -> RecordTarget:
     """Create the file with its first line, readable by its owner alone, and draw its salt.
 
@@ -53,13 +83,7 @@ def create_record(path: str | Path, header: RecordHeader, max_bytes: int = DEFAU
     try:
         descriptor = os.open(absolute, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise ConfigurationError(f"{absolute} is no regular file: a record cannot be written to it.")
-            if found.st_size:
-                raise ConfigurationError(
-                    f"{absolute} exists and is not empty: a record is never overwritten. Name another file, or move it away."
-                )
+            _check_is_new(absolute, os.fstat(descriptor))
             if os.write(descriptor, line) != len(line):
                 os.ftruncate(descriptor, 0)
                 raise ConfigurationError(f"The disk of {absolute} is full: a record cannot be begun.")

@@ -67,9 +67,10 @@ def test_tables_have_a_cell_for_each_column():
 def test_errors_of_many_results_are_added_up():
     results = [result_of(make_run(f"{place}", seed=place, num_refused=2)) for place in range(6)]
     table = tables.error_table(results)
-    assert table.header == ["", "all"]
-    assert table.rows == [["http_503", "12"]]
-    assert tables.error_table(results[:2]).rows == [["http_503", "2", "2"]]
+    assert table.header == ["", "all", "the first"]
+    assert table.rows == [["http_503", "12", ""]]
+    results[1].first_errors = {"http_503": "The queue is full."}
+    assert tables.error_table(results[:2]).rows == [["http_503", "2", "2", "The queue is full."]]
     assert tables.error_table([result_of(make_run())]) is None
 
 

@@ -37,9 +37,16 @@ def streamed(
     return RequestRecord(**(values | more))
 
 
-def lost(index, outcome, *, scheduled=0.0, kind=""):
+def lost(index, outcome, *, scheduled=0.0, kind="", detail=""):
     return RequestRecord(
-        index=index, process=0, scheduled=scheduled, sent=scheduled, outcome=outcome, error_kind=kind, ended=scheduled
+        index=index,
+        process=0,
+        scheduled=scheduled,
+        sent=scheduled,
+        outcome=outcome,
+        error_kind=kind,
+        error_detail=detail,
+        ended=scheduled,
     )
 
 
@@ -117,6 +124,20 @@ def test_refused_failed_and_unfinished_are_in_the_denominator():
     assert result.goodput_targets[0].per_second == pytest.approx(3.0)
     assert result.errors == {"http_429": 1, "http_503": 1, "cut": 1, "unfinished": 1}
     assert "2 refused and 2 failed, 1 of these unfinished" in result.warnings[0]
+
+
+def test_what_was_said_of_the_first_error_of_each_kind_is_kept():
+    records = [
+        lost(0, Outcome.FAILED, scheduled=0.3, kind="cut", detail="later"),
+        lost(1, Outcome.FAILED, scheduled=0.2, kind="cut", detail="sooner"),
+        lost(2, Outcome.FAILED, scheduled=0.1, kind="cut"),
+        lost(3, Outcome.UNFINISHED, scheduled=0.2),
+        lost(4, Outcome.REFUSED, scheduled=0.4, kind="http_503", detail="full"),
+        lost(5, Outcome.REFUSED, scheduled=9.0, kind="http_429", detail="outside the window"),
+    ]
+    result = summarize(make_run(records, window=(0.0, 2.0)))
+    assert result.errors == {"cut": 3, "unfinished": 1, "http_503": 1}
+    assert result.first_errors == {"cut": "sooner", "http_503": "full"}
 
 
 def test_goodput_needs_both_limits_and_right_usage():

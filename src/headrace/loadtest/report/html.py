@@ -148,7 +148,7 @@ def _figure_table(table: FigureTable) -> Html:
 
 def _table(table: Table, class_: str | None = None) -> Html:
     rows = [element("tr", *(_cell(cell) for cell in row)) for row in table.rows]
-    return _framed(table.title, table.header, rows, table.note, class_)
+    return _framed(table.title, table.header, rows, table.note, class_ or ("ends-in-text" if table.ends_in_text else None))
 
 
 def _cell(text: str) -> Html:

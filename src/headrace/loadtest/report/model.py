@@ -83,6 +83,7 @@ class Table(msgspec.Struct, kw_only=True):
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    ends_in_text: bool = False  # the last column holds sentences, not figures
 
 
 class ReportSection(msgspec.Struct, kw_only=True):

@@ -113,6 +113,7 @@ thead th{color:var(--muted);font-weight:600;vertical-align:bottom;white-space:no
 th:first-child,td:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--surface);font-weight:500}
 tbody tr:last-child>*{border-bottom:0}
 table.text td{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:9rem}
+table.ends-in-text :is(th,td):last-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:16rem}
 abbr{text-decoration:underline dotted var(--muted);text-underline-offset:3px;cursor:help}
 .verdicts{list-style:none;margin:.9rem 0;padding:0;display:grid;gap:.5rem}
 .verdicts li{border-left:5px solid var(--muted);background:var(--surface);border-radius:4px 8px 8px 4px;padding:.5rem .8rem;

@@ -224,7 +224,7 @@ def figure_name(key: str) -> str:
 
 
 def error_table(results: Sequence[RunResult]) -> Table | None:
-    """Errors by kind, a column for each result (many results: one for all); None when there are none."""
+    """By kind, a column for each result (many results: one for all), and what the first was; None when there are none."""
     kinds = sorted({kind for result in results for kind in result.errors})
     if not kinds:
         return None
@@ -232,8 +232,9 @@ def error_table(results: Sequence[RunResult]) -> Table | None:
     header = labels(results)
     if len(results) > MAX_SIDE_BY_SIDE:
         counts, header = [[sum(row)] for row in counts], ["all"]
-    rows = [[kind, *(f"{count:,}" for count in row)] for kind, row in zip(kinds, counts, strict=True)]
-    return Table(title="Errors by kind", header=["", *header], rows=rows)
+    said = [next((result.first_errors[kind] for result in results if kind in result.first_errors), "") for kind in kinds]
+    rows = [[kind, *(f"{count:,}" for count in row), first] for kind, row, first in zip(kinds, counts, said, strict=True)]
+    return Table(title="Errors by kind", header=["", *header, "the first"], rows=rows, ends_in_text=True)
 
 
 def client_table(results: Sequence[RunResult]) -> FigureTable:

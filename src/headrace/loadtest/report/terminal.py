@@ -78,7 +78,8 @@ def _print_table(table: Table, console: Console) -> None:
         console.print(_text(table.title, "bold"))
     shown = rich.table.Table(box=None, show_header=any(table.header))
     for place, name in enumerate(table.header):
-        shown.add_column(_text(name, "dim"), justify="left" if place == 0 else "right", overflow="fold")
+        is_text = place == 0 or (table.ends_in_text and place == len(table.header) - 1)
+        shown.add_column(_text(name, "dim"), justify="left" if is_text else "right", overflow="fold")
     for row in table.rows:
         shown.add_row(*(_text(cell, _cell_style(cell)) for cell in row))
     console.print(shown)
