@@ -199,6 +199,24 @@ def test_background_work_is_shed_the_more_the_nearer_others_are_to_their_targets
     assert shed[-1]
 
 
+def test_background_work_that_comes_again_as_told_is_not_shed_anew() -> None:
+    """However near the others are to their targets: it was told that it would be let in."""
+    admission = warmed(draw=0.0)
+    server = FluidServer(admission, now_ns=2 * SECOND)
+    for _ in range(12):
+        assert ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None
+    told = refused(admission, 100, Applicant(BATCH, digest=b"told"))
+    assert told.reject_reason is RejectReason.SHED
+    assert refused(admission, 100, Applicant(BATCH, digest=b"told")).reject_reason is RejectReason.SHED  # too early
+    server.run_until(2 * SECOND + told.retry_after_seconds * SECOND)
+    while len(server.waiting) < 12:
+        assert ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None
+    new = ask(server, 100, server.now_ns, Applicant(BATCH, digest=b"new"))
+    assert new is not None
+    assert new.reject_reason is RejectReason.SHED
+    assert ask(server, 100, server.now_ns, Applicant(BATCH, digest=b"told")) is None
+
+
 def test_who_asks_too_early_keeps_its_place() -> None:
     admission = warmed()
     for number in range(8):

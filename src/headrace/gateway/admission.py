@@ -110,8 +110,11 @@ class AdmissionControl:
         """
         self._check_bounds(num_prompt_tokens, now_ns, applicant, num_requests)
         if self._limits.forecasts:
+            promise = self._promises.get(applicant.digest, now_ns)
+            comes_as_told = promise is not None and _is_due(promise, now_ns)
             self._check_forecast(num_prompt_tokens, now_ns, applicant, num_requests)
-            self._shed(num_prompt_tokens, now_ns, applicant)
+            if not comes_as_told:  # shed anew, it would come and go for as long as the others are near their targets
+                self._shed(num_prompt_tokens, now_ns, applicant)
 
     def admit(
         self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY, *, was_checked: bool = False
@@ -198,7 +201,7 @@ class AdmissionControl:
         queued = self._outlook.tokens_by_tenant(level)
         promise = self._promises.get(applicant.digest, now_ns)
         allowed_ns = self._outlook.allowed_ns(num_prompt_tokens, now_ns, applicant)
-        if promise is not None and now_ns >= promise.due_ns - EARLY_NS:
+        if promise is not None and _is_due(promise, now_ns):
             self._promises.come(promise)
             wait_ns = self._outlook.wait_ns(
                 queued, num_prompt_tokens, now_ns, applicant, num_requests
@@ -218,7 +221,7 @@ class AdmissionControl:
         is_own_fault = self._has_tenants and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
         is_own_fault = is_own_fault and bool(without_own)  # alone on the server, the server is the reason
         due_ns = now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0)
-        if promise is not None and now_ns < promise.due_ns - EARLY_NS:
+        if promise is not None and not _is_due(promise, now_ns):
             due_ns = min(due_ns, promise.due_ns)  # who asks too early keeps the place it has
         raise self._promise(num_prompt_tokens, now_ns, due_ns, applicant, is_own_fault=is_own_fault)
 
@@ -282,6 +285,10 @@ class AdmissionControl:
         self._outlook.end(permit, now_ns, was_queued=was_queued)
         if completed:
             self._completions.count(now_ns)
+
+
+def _is_due(promise: Promise, now_ns: int) -> bool:
+    return now_ns >= promise.due_ns - EARLY_NS
 
 
 def _over_share(applicant: Applicant, seconds: int) -> RequestError:
