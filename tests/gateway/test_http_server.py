@@ -1,7 +1,6 @@
 """The HTTP server under the application: real sockets, an application of a few lines."""
 
 import asyncio
-import logging
 import socket
 import threading
 import time
@@ -11,8 +10,9 @@ import h2.connection
 import h2.events
 import pytest
 
-from headrace.gateway.server import HttpServer, address_of, bind_socket
+from headrace.gateway.server import address_of, bind_socket
 from headrace.protocol.errors import ConfigurationError
+from tests.gateway.live_server import with_server
 
 pytestmark = pytest.mark.slow
 
@@ -24,28 +24,6 @@ async def app(scope, receive, send):
             await asyncio.sleep(0.1)
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
     await send({"type": "http.response.body", "body": b"end"})
-
-
-def with_server(client, keep_alive_seconds=75.0, app=app):
-    """Run `client(server, address)` in a thread beside a server; then stop the server."""
-
-    async def scenario():
-        listener = bind_socket("127.0.0.1", 0, 64)
-        address = listener.getsockname()
-        server = HttpServer(app, listener, backlog=64, max_connections=64, keep_alive_seconds=keep_alive_seconds)
-        serving = asyncio.create_task(server.serve())
-        try:
-            return await asyncio.to_thread(client, server, address)
-        finally:
-            server.stop()
-            await asyncio.wait_for(serving, 5)
-
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    try:
-        return asyncio.run(scenario())
-    finally:
-        root.handlers[:] = handlers
 
 
 def get(connection, path=b"/"):
@@ -70,7 +48,7 @@ def test_an_idle_connection_is_kept_for_the_time_configured():
             assert connection.recv(1) == b""
             return time.monotonic() - started
 
-    assert 0.5 < with_server(client, keep_alive_seconds=1.0) < 3
+    assert 0.5 < with_server(client, app, keep_alive_seconds=1.0) < 3
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -99,7 +77,7 @@ def test_ops_05_an_http_2_peer_that_answers_no_ping_is_dropped(answers, monkeypa
             assert num_pings >= (3 if answers else 1)
             return kept_open, endless.gone.wait(0 if kept_open else 2)
 
-    assert with_server(client, keep_alive_seconds=1.0, app=endless) == ((True, False) if answers else (False, True))
+    assert with_server(client, endless, keep_alive_seconds=1.0) == ((True, False) if answers else (False, True))
 
 
 def test_http_2_by_prior_knowledge():
@@ -120,7 +98,7 @@ def test_http_2_by_prior_knowledge():
                 connection.sendall(http.data_to_send())
             return seen
 
-    assert with_server(client)["x-version"] in ("2", "2.0")
+    assert with_server(client, app)["x-version"] in ("2", "2.0")
 
 
 class Endless:
@@ -191,7 +169,7 @@ def test_a_reader_that_stalls_stops_the_sender(http_version):
                     time.sleep(0.01)
         assert endless.gone.wait(5), "a sender that is held back learns that its client went"
 
-    with_server(client, app=endless)
+    with_server(client, endless)
 
 
 @pytest.mark.parametrize("http_version", [1, 2])
@@ -206,7 +184,7 @@ def test_a_client_that_goes_is_told_at_once(http_version, frame):
             assert endless.started.wait(5)
         assert endless.gone.wait(2)
 
-    with_server(client, app=endless)
+    with_server(client, endless)
 
 
 def test_stopping_lets_answers_end_and_drops_idle_connections():
@@ -224,7 +202,7 @@ def test_stopping_lets_answers_end_and_drops_idle_connections():
             assert time.monotonic() - started < 3
             return answer
 
-    assert with_server(client).endswith(b"0\r\n\r\n")
+    assert with_server(client, app).endswith(b"0\r\n\r\n")
 
 
 def test_a_port_in_use_is_named():

@@ -1,7 +1,5 @@
 """The guard before /debug as the HTTP server shows requests to it: bytes on a socket, HTTP/1.0, 1.1 and 2."""
 
-import asyncio
-import logging
 import socket
 
 import h2.config
@@ -9,7 +7,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from headrace.gateway.server import HttpServer, bind_socket
+from tests.gateway.live_server import with_server
 
 pytestmark = pytest.mark.slow
 
@@ -18,24 +16,7 @@ PATH = "/debug/requests"
 
 def asking(surface, client):
     """What `client(address)` finds in a thread beside a server."""
-
-    async def scenario():
-        listener = bind_socket("127.0.0.1", 0, 64)
-        address = listener.getsockname()
-        server = HttpServer(surface.app, listener, backlog=64, max_connections=64, keep_alive_seconds=30)
-        serving = asyncio.create_task(server.serve())
-        try:
-            return await asyncio.to_thread(client, address)
-        finally:
-            server.stop()
-            await asyncio.wait_for(serving, 5)
-
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    try:
-        return asyncio.run(scenario())
-    finally:
-        root.handlers[:] = handlers
+    return with_server(lambda _server, address: client(address), surface.app)
 
 
 def status_of(address, version, *headers):

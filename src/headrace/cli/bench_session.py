@@ -24,6 +24,7 @@ from headrace.loadtest.report.model import Report
 from headrace.loadtest.studies.errors import ENDED_BY, StudyError
 from headrace.loadtest.studies.runner import LoadRunner, calibration_for
 from headrace.loadtest.studies.server_facts import ServerFacts, look_up
+from headrace.protocol.extras import how_to_install
 
 EXIT_NOTHING_COMPLETED = 1
 EXIT_INTERRUPTED = 130
@@ -59,9 +60,7 @@ class Session:
             raise click.UsageError("two outputs have the same file")
         for package, is_needed in (("aiohttp", True), ("matplotlib", self._html is not None)):
             if is_needed and importlib.util.find_spec(package) is None:
-                raise click.ClickException(
-                    f"{package} is not installed: install the extra bench (in a checkout: pip install -e '.[bench]')"
-                )
+                raise click.ClickException(f"{package} is not installed: {how_to_install('bench')}")
 
     def server(self, url: str, *, model: str | None, key: str | None, api: str) -> ServerFacts:
         """Ask the server who it is. ClickException, in a clear line, when the load could not work."""

@@ -111,9 +111,9 @@ class AdmissionControl:
         self._check_bounds(num_prompt_tokens, now_ns, applicant, num_requests)
         if self._limits.forecasts:
             promise = self._promises.get(applicant.digest, now_ns)
-            comes_as_told = promise is not None and _is_due(promise, now_ns)
-            self._check_forecast(num_prompt_tokens, now_ns, applicant, num_requests)
-            if not comes_as_told:  # shed anew, it would come and go for as long as the others are near their targets
+            self._check_forecast(num_prompt_tokens, now_ns, applicant, num_requests, promise)
+            # Who comes as told is let in: shed anew, it would come and go for as long as others are near their targets.
+            if promise is None or not _is_due(promise, now_ns):
                 self._shed(num_prompt_tokens, now_ns, applicant)
 
     def admit(
@@ -190,7 +190,9 @@ class AdmissionControl:
                 f"Too many prompt tokens of class {service_class.name} are waiting.", now_ns, RejectReason.CLASS_QUEUE_FULL
             )
 
-    def _check_forecast(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int) -> None:
+    def _check_forecast(
+        self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int, promise: Promise | None
+    ) -> None:
         """Refuse who would not meet its target, with the time at which it would.
 
         Nobody is refused who can begin at once: no place is kept empty for callers who were told to come.
@@ -199,7 +201,6 @@ class AdmissionControl:
         if self._outlook.can_begin_at_once(level, num_requests):
             return
         queued = self._outlook.tokens_by_tenant(level)
-        promise = self._promises.get(applicant.digest, now_ns)
         allowed_ns = self._outlook.allowed_ns(num_prompt_tokens, now_ns, applicant)
         if promise is not None and _is_due(promise, now_ns):
             self._promises.come(promise)

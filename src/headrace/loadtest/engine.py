@@ -14,6 +14,7 @@ from headrace.loadtest.coordinator import Coordinator, ServerUnreachableError
 from headrace.loadtest.plan import LoadPlan
 from headrace.loadtest.progress import LoadProgress
 from headrace.loadtest.records import Run, RunSettings
+from headrace.protocol.extras import how_to_install
 
 
 class LoadError(Exception):
@@ -41,7 +42,7 @@ def run_load(
     """
     check_settings(plan.settings)
     if importlib.util.find_spec("aiohttp") is None:
-        raise LoadError("headrace bench needs aiohttp: install the extra bench (in a checkout: pip install -e '.[bench]')")
+        raise LoadError(f"headrace bench needs aiohttp: {how_to_install('bench')}")
     if num_processes is None:
         num_processes = plan.settings.num_processes
     if num_processes < 1:

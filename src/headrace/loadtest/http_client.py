@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Self
 
+from headrace.protocol.extras import how_to_install
+
 try:
     import aiohttp
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
 except ImportError as missing:
-    raise ImportError(
-        "headrace bench needs aiohttp: install the extra bench (in a checkout: pip install -e '.[bench]')"
-    ) from missing
+    raise ImportError(f"headrace bench needs aiohttp: {how_to_install('bench')}") from missing
 
 from headrace.loadtest.answers import StreamAnswer, end_with_status, fail, take_whole_answer
 from headrace.loadtest.records import Outcome, RequestRecord

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from headrace.protocol.errors import ConfigurationError
+from headrace.protocol.extras import how_to_install
 
 if TYPE_CHECKING:
     from headrace.telemetry.otlp import Tracing
@@ -27,8 +28,7 @@ def open_tracing(endpoint: str, sample_ratio: float, service_name: str, service_
         from headrace.telemetry import otlp
     except ImportError as missing:
         raise ConfigurationError(
-            f"Traces need packages that are not installed ({missing.name}): "
-            "install the extra otel (in a checkout: pip install -e '.[otel]')"
+            f"Traces need packages that are not installed ({missing.name}): {how_to_install('otel')}"
         ) from missing
     return otlp.open_export(url, sample_ratio, service_name, service_version, model)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.loadtest.report.palette import COLOURS, stand_in, with_variables
+from headrace.protocol.extras import how_to_install
 
 WIDTH_INCHES = 6.6
 WIDE_INCHES = 12.0
@@ -29,9 +30,7 @@ def require_charts() -> None:
     try:
         import matplotlib  # noqa: F401 - whether it is there is the question
     except ImportError:
-        raise ChartsUnavailableError(
-            "charts need matplotlib: install the extra bench (in a checkout: pip install -e '.[bench]')"
-        ) from None
+        raise ChartsUnavailableError(f"charts need matplotlib: {how_to_install('bench')}") from None
 
 
 _STYLE: Any = {  # rcParams

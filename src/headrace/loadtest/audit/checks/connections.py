@@ -9,6 +9,7 @@ from headrace.loadtest.audit.findings import CannotJudge, Finding, failed, passe
 from headrace.loadtest.audit.registry import Group, check
 from headrace.loadtest.audit.session import Session
 from headrace.loadtest.audit.wire import Ask, Reply
+from headrace.protocol.extras import how_to_install
 
 IDLE_SECONDS = 6.0
 HARMLESS = (200, 204, 400, 401, 403, 404, 405, 501)
@@ -142,7 +143,5 @@ async def http2(session: Session) -> Finding:
     try:
         version, detail = await session.ask_http2("/v1/models")
     except ImportError:
-        raise CannotJudge(
-            "needs httpx with HTTP/2: install the extra bench (in a checkout: pip install -e '.[bench]')"
-        ) from None
+        raise CannotJudge(f"needs httpx with HTTP/2: {how_to_install('bench')}") from None
     return passed(detail) if version == "HTTP/2" else failed(detail)
