@@ -3,7 +3,7 @@
 import bisect
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from headrace.gateway.forecast import fair_tokens_ahead
 from headrace.gateway.outlook import Applicant
 from headrace.gateway.promises import MAX_PROMISES, Promise, PromiseBook, expiry_of
 from headrace.protocol.errors import ErrorCode, RejectReason, RequestError
-from headrace.protocol.traffic import BATCH, INTERACTIVE, STANDARD, Tenant, TrafficPolicy
+from headrace.protocol.traffic import BATCH, INTERACTIVE, STANDARD, ServiceClass, Tenant, TrafficPolicy
 
 SECOND = 1_000_000_000
 TENANTS = (Tenant(name="default"), Tenant(name="other"), Tenant(name="heavy"), Tenant(name="light"))
@@ -207,7 +207,8 @@ def test_background_work_that_comes_again_as_told_is_not_shed_anew() -> None:
         assert ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None
     told = refused(admission, 100, Applicant(BATCH, digest=b"told"))
     assert told.reject_reason is RejectReason.SHED
-    assert refused(admission, 100, Applicant(BATCH, digest=b"told")).reject_reason is RejectReason.SHED  # too early
+    too_early = refused(admission, 100, Applicant(BATCH, digest=b"told"), server.now_ns + 9 * SECOND // 10)
+    assert too_early.reject_reason is RejectReason.SHED
     server.run_until(2 * SECOND + told.retry_after_seconds * SECOND)
     while len(server.waiting) < 12:
         assert ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None
@@ -215,6 +216,84 @@ def test_background_work_that_comes_again_as_told_is_not_shed_anew() -> None:
     assert new is not None
     assert new.reject_reason is RejectReason.SHED
     assert ask(server, 100, server.now_ns, Applicant(BATCH, digest=b"told")) is None
+
+
+@pytest.mark.parametrize("every_ns", [SECOND // 10, 3 * SECOND // 10, 7 * SECOND // 10, 9 * SECOND // 10, SECOND])
+@pytest.mark.parametrize("service_class", [INTERACTIVE, BATCH])
+def test_a_place_does_not_recede_from_who_asks_again_and_again(service_class: ServiceClass, every_ns: int) -> None:
+    """Also a stranger with the same request, who asks meanwhile, does not move it."""
+    admission = warmed(draw=0.0)
+    server = FluidServer(admission, now_ns=2 * SECOND)
+    while ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None:
+        pass
+    applicant = Applicant(service_class, digest=b"mine")
+    told = refused(admission, 100, applicant)
+    due_ns = 2 * SECOND + told.retry_after_seconds * SECOND
+    for now_ns in range(2 * SECOND + every_ns, due_ns - SECOND // 2, every_ns):
+        server.run_until(now_ns)
+        while ask(server, 100, now_ns, Applicant(INTERACTIVE)) is None:
+            pass  # newcomers keep it full
+        again = ask(server, 100, now_ns, applicant)
+        if again is None:
+            return  # let in before its time, as a newcomer
+        assert now_ns + again.retry_after_seconds * SECOND < due_ns + SECOND
+    server.run_until(due_ns)
+    assert ask(server, 100, due_ns, applicant) is None
+
+
+def test_background_work_is_told_times_behind_each_other() -> None:
+    """They were not let in together, and together they would come again."""
+    admission = warmed(draw=0.0)
+    server = FluidServer(admission, now_ns=2 * SECOND)
+    while ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None:
+        pass
+    told = [refused(admission, 100, Applicant(BATCH, digest=b"%d" % number)) for number in range(200)]
+    assert {error.reject_reason for error in told} == {RejectReason.SHED}
+    times = [error.retry_after_seconds for error in told]
+    assert times == sorted(times)
+    assert times[-1] >= 0.8 * 200 * 100 / RATE, "as long as their prompts take, those left out who do not come"
+
+
+def test_a_place_is_kept_for_whom_bounds_refuse_when_it_comes() -> None:
+    """Between the look at the forecast and admission others may fill what is left."""
+    limits = AdmissionLimits(12, 10_000_000, max_num_seqs=8, traffic=TRAFFIC)
+    admission = AdmissionControl(limits, lambda: 1.0)
+    for permit in [admission.admit(RATE // 2, SECOND) for _ in range(2)]:
+        permit.leave_queue(2 * SECOND)
+        permit.release(2 * SECOND, completed=True)
+    server = FluidServer(admission, now_ns=2 * SECOND)
+    while ask(server, 400, server.now_ns, Applicant(INTERACTIVE)) is None:
+        pass
+    applicant = Applicant(INTERACTIVE, digest=b"mine")
+    told = refused(admission, 400, applicant)
+    assert told.reject_reason is RejectReason.PREDICTED_TTFT
+    now_ns = 2 * SECOND + told.retry_after_seconds * SECOND
+    server.run_until(now_ns)
+    admission.check(400, now_ns, applicant)
+    batch = [admission.admit(1, now_ns, Applicant(BATCH)) for _ in range(12 - len(server.waiting))]
+    with pytest.raises(RequestError) as caught:
+        admission.admit_call([400], now_ns, applicant, was_checked=True)
+    assert caught.value.reject_reason is RejectReason.QUEUE_FULL
+    assert len(admission.promises) == 1
+    for permit in batch:
+        permit.release(now_ns, completed=True)
+    later_ns = now_ns + caught.value.retry_after_seconds * SECOND
+    server.run_until(later_ns)
+    assert ask(server, 400, later_ns, applicant) is None
+    assert len(admission.promises) == 0
+
+
+def test_who_comes_as_told_into_a_free_place_has_kept_its_promise() -> None:
+    admission = warmed()
+    server = FluidServer(admission, now_ns=2 * SECOND)
+    while ask(server, 100, server.now_ns, Applicant(INTERACTIVE)) is None:
+        pass
+    told = refused(admission, 100, Applicant(INTERACTIVE, digest=b"mine"))
+    server.run_until(60 * SECOND)
+    assert not server.waiting
+    now_ns = 2 * SECOND + told.retry_after_seconds * SECOND
+    assert ask(server, 100, now_ns, Applicant(INTERACTIVE, digest=b"mine")) is None
+    assert (admission.promises.num_kept, admission.promises.num_broken, len(admission.promises)) == (1, 0, 0)
 
 
 def test_who_asks_too_early_keeps_its_place() -> None:
@@ -417,10 +496,13 @@ def test_a_fair_wait_is_bounded_by_the_queue_and_by_fair_shares(queued: dict[str
     assert ahead + tokens <= (queued.get(tenant, 0.0) + tokens) / share + 1e-6
 
 
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from(["give", "keep", "wait"]), st.integers(0, 5), st.integers(0, 8)), max_size=80))
+BOOK_STEPS = ["give", "keep", "give back", "let in", "wait"]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(BOOK_STEPS), st.integers(0, 5), st.integers(0, 8)), max_size=80))
 def test_the_book_counts_what_is_in_it(steps: list[tuple[str, int, int]]) -> None:
-    book, model, now = PromiseBook(), {}, 0
+    book, model, taken, now = PromiseBook(), {}, {}, 0
     for kind, name, amount in steps:
         digest = b"%d" % name
         if kind == "give":
@@ -428,15 +510,27 @@ def test_the_book_counts_what_is_in_it(steps: list[tuple[str, int, int]]) -> Non
             promise = Promise(digest, due, expiry_of(due, now), amount, amount % 3, "t")
             book.give(promise)
             model[digest] = promise
+            taken.pop(digest, None)
         elif kind == "keep":
             held = book.get(digest, now)
             if held is not None:
                 book.come(held)
+                taken[digest] = model.pop(digest)
+        elif kind == "give back":
+            due = now + amount * SECOND
+            book.give_back(digest, now, due)
+            if digest in taken:
+                model[digest] = replace(taken.pop(digest), due_ns=due, expires_ns=expiry_of(due, now))
+        elif kind == "let in":
+            book.forget(digest)
             model.pop(digest, None)
+            taken.pop(digest, None)
         else:
             now += amount * SECOND
         book.forget_expired(now)
         model = {key: promise for key, promise in model.items() if promise.expires_ns > now}
+        taken = {key: promise for key, promise in taken.items() if promise.expires_ns > now}
+        assert {key: book.get(key, now) for key in model} == model
         assert len(book) == len(model)
         for level in range(3):
             expected = sum(promise.num_tokens for promise in model.values() if promise.level <= level) * book.kept_ratio
@@ -444,8 +538,49 @@ def test_the_book_counts_what_is_in_it(steps: list[tuple[str, int, int]]) -> Non
     assert 0 <= book.kept_ratio <= 1
 
 
+def taken_up(book: PromiseBook) -> Promise:
+    """A promise whose caller has come."""
+    promise = Promise(b"mine", 5 * SECOND, 8 * SECOND, 100, 0, "t")
+    book.give(promise)
+    book.come(promise)
+    return promise
+
+
+def test_a_place_is_given_back_to_who_has_taken_it_up_and_is_not_in() -> None:
+    book = PromiseBook()
+    taken_up(book)
+    book.give_back(b"other", 6 * SECOND, 7 * SECOND)
+    assert len(book) == 0
+    book.give_back(b"mine", 6 * SECOND, 7 * SECOND)
+    assert book.get(b"mine", 6 * SECOND) == Promise(b"mine", 7 * SECOND, 10 * SECOND, 100, 0, "t")
+    book.forget(b"mine")
+    book.give_back(b"mine", 6 * SECOND, 7 * SECOND)
+    assert len(book) == 0, "let in after it had come a second time"
+
+
+def test_nothing_is_given_back_to_who_was_let_in_or_told_anew_or_whose_time_is_over() -> None:
+    let_in, told_anew, too_late = PromiseBook(), PromiseBook(), PromiseBook()
+    taken_up(let_in)
+    let_in.forget(b"mine")
+    promise = replace(taken_up(told_anew), due_ns=20 * SECOND, expires_ns=30 * SECOND)
+    told_anew.give(promise)
+    taken_up(too_late)
+    too_late.forget_expired(8 * SECOND)
+    for book in (let_in, told_anew, too_late):
+        book.give_back(b"mine", 9 * SECOND, 10 * SECOND)
+    assert (len(let_in), len(too_late)) == (0, 0)
+    assert told_anew.get(b"mine", 9 * SECOND) == promise
+
+
 def test_the_book_is_bounded() -> None:
     book = PromiseBook()
     for number in range(MAX_PROMISES + 10):
-        book.give(Promise(b"%d" % number, SECOND, 2 * SECOND, 1, 0, "t"))
+        promise = Promise(b"%d" % number, SECOND, 2 * SECOND, 1, 0, "t")
+        book.give(promise)
+    assert len(book) == MAX_PROMISES
+    book.come(Promise(b"0", SECOND, 2 * SECOND, 1, 0, "t"))
+    book.give(promise)
+    assert len(book) == MAX_PROMISES - 1, "a place that was just taken up may have to be given back"
+    book.forget(b"0")
+    book.give(promise)
     assert len(book) == MAX_PROMISES

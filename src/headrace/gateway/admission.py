@@ -110,11 +110,14 @@ class AdmissionControl:
         """
         self._check_bounds(num_prompt_tokens, now_ns, applicant, num_requests)
         if self._limits.forecasts:
-            promise = self._promises.get(applicant.digest, now_ns)
-            self._check_forecast(num_prompt_tokens, now_ns, applicant, num_requests, promise)
-            # Who comes as told is let in: shed anew, it would come and go for as long as others are near their targets.
-            if promise is None or not _is_due(promise, now_ns):
-                self._shed(num_prompt_tokens, now_ns, applicant)
+            held = self._promises.get(applicant.digest, now_ns)
+            comes_as_told = held is not None and now_ns >= held.due_ns - EARLY_NS
+            if held is not None and comes_as_told:
+                self._promises.come(held)
+                held = None
+            ask = _Ask(num_prompt_tokens, now_ns, applicant, num_requests, held, comes_as_told)
+            self._check_forecast(ask)
+            self._shed(ask)
 
     def admit(
         self, num_prompt_tokens: int, now_ns: int, applicant: Applicant = ANYBODY, *, was_checked: bool = False
@@ -131,7 +134,12 @@ class AdmissionControl:
         only waiting prompt is never too long: the worker's limits decide that.
         """
         if was_checked:
-            self._check_bounds(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
+            try:
+                self._check_bounds(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
+            except RequestError as error:
+                due_ns = now_ns + (error.retry_after_seconds or 1) * _NS_PER_SECOND
+                self._promises.give_back(applicant.digest, now_ns, due_ns)
+                raise
         else:
             self.check(sum(prompt_lengths), now_ns, applicant, len(prompt_lengths))
         self._promises.forget(applicant.digest)
@@ -190,69 +198,71 @@ class AdmissionControl:
                 f"Too many prompt tokens of class {service_class.name} are waiting.", now_ns, RejectReason.CLASS_QUEUE_FULL
             )
 
-    def _check_forecast(
-        self, num_prompt_tokens: int, now_ns: int, applicant: Applicant, num_requests: int, promise: Promise | None
-    ) -> None:
+    def _check_forecast(self, ask: "_Ask") -> None:
         """Refuse who would not meet its target, with the time at which it would.
 
         Nobody is refused who can begin at once: no place is kept empty for callers who were told to come.
         """
-        level = applicant.service_class.level
-        if self._outlook.can_begin_at_once(level, num_requests):
+        now_ns, applicant, level = ask.now_ns, ask.applicant, ask.applicant.service_class.level
+        if self._outlook.can_begin_at_once(level, ask.num_requests):
             return
         queued = self._outlook.tokens_by_tenant(level)
-        allowed_ns = self._outlook.allowed_ns(num_prompt_tokens, now_ns, applicant)
-        if promise is not None and _is_due(promise, now_ns):
-            self._promises.come(promise)
-            wait_ns = self._outlook.wait_ns(
-                queued, num_prompt_tokens, now_ns, applicant, num_requests
-            )  # its place was kept for it
-            others = queued
+        allowed_ns = self._outlook.allowed_ns(ask.num_prompt_tokens, now_ns, applicant)
+        if ask.comes_as_told:
+            others = queued  # its place was kept for it
         else:
             allowed_ns = round(NEWCOMER_SHARE * allowed_ns)
-            others = self._with_promises(queued, level, promise, now_ns + allowed_ns)
-            wait_ns = self._outlook.wait_ns(others, num_prompt_tokens, now_ns, applicant, num_requests)
+            others = _sum(queued, self._promised(ask, now_ns + allowed_ns))
+        wait_ns = self._wait_ns(others, ask)
         if wait_ns is None or wait_ns <= allowed_ns:
             return
-        everybody = self._with_promises(queued, level, promise, None)
-        last_wait_ns = self._outlook.wait_ns(everybody, num_prompt_tokens, now_ns, applicant, num_requests) or wait_ns
+        last_wait_ns = self._wait_ns(_sum(queued, self._promised(ask)), ask) or wait_ns
         # Judged without its tenant's own queue: when that would let it in, its own share is the reason.
         without_own = {name: tokens for name, tokens in others.items() if name != applicant.tenant}
-        wait_without_own_ns = self._outlook.wait_ns(without_own, num_prompt_tokens, now_ns, applicant, num_requests)
+        wait_without_own_ns = self._wait_ns(without_own, ask)
         is_own_fault = self._has_tenants and wait_without_own_ns is not None and wait_without_own_ns <= allowed_ns
         is_own_fault = is_own_fault and bool(without_own)  # alone on the server, the server is the reason
-        due_ns = now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0)
-        if promise is not None and not _is_due(promise, now_ns):
-            due_ns = min(due_ns, promise.due_ns)  # who asks too early keeps the place it has
-        raise self._promise(num_prompt_tokens, now_ns, due_ns, applicant, is_own_fault=is_own_fault)
+        seconds = self._promise(ask, now_ns + max(round(last_wait_ns * PROMISE_CAUTION) - allowed_ns, 0))
+        raise _over_share(applicant, seconds) if is_own_fault else _too_late(applicant, seconds)
 
-    def _promise(
-        self, num_prompt_tokens: int, now_ns: int, due_ns: int, applicant: Applicant, *, is_own_fault: bool
-    ) -> RequestError:
-        """Keep a place and say when to come."""
+    def _promise(self, ask: "_Ask", due_ns: int) -> int:
+        """Keep a place, and count the refusal; the seconds after which to come.
+
+        Who asks before its time keeps the place it has, if that is not the later one: else it would recede before those who ask
+        often, and one caller could push away another who sends the same request.
+        """
+        now_ns, applicant, held = ask.now_ns, ask.applicant, ask.held
         self._refusals.count(now_ns)
-        seconds = min(MAX_FORECAST_RETRY_SECONDS, max(1, math.ceil((due_ns - now_ns) / _NS_PER_SECOND)))
+        seconds = min(MAX_FORECAST_RETRY_SECONDS, _whole_seconds(due_ns - now_ns))
         due_ns = now_ns + seconds * _NS_PER_SECOND
+        if held is not None and held.due_ns <= due_ns:
+            return _whole_seconds(held.due_ns - now_ns)
         level, tenant = applicant.service_class.level, applicant.tenant
-        self._promises.give(Promise(applicant.digest, due_ns, expiry_of(due_ns, now_ns), num_prompt_tokens, level, tenant))
-        return _over_share(applicant, seconds) if is_own_fault else _too_late(applicant, seconds)
+        self._promises.give(Promise(applicant.digest, due_ns, expiry_of(due_ns, now_ns), ask.num_prompt_tokens, level, tenant))
+        return seconds
 
-    def _shed(self, num_prompt_tokens: int, now_ns: int, applicant: Applicant) -> None:
-        """Turn away work of the lowest class by chance, the more likely the nearer the others are to their targets."""
-        if self._shed_level is None or applicant.service_class.level < self._shed_level:
+    def _shed(self, ask: "_Ask") -> None:
+        """Turn away work of the lowest class by chance, the more likely the nearer the others are to their targets.
+
+        Not who comes as told: it would come and go for as long as the others are near their targets. So that those who were
+        turned away do not come back together, each is told a time behind the others.
+        """
+        now_ns, service_class = ask.now_ns, ask.applicant.service_class
+        if ask.comes_as_told or self._shed_level is None or service_class.level < self._shed_level:
             return
         saturation = max((self._saturation(entry, now_ns) for entry in self._guarded), default=0.0)
         probability = min(1.0, max(0.0, (saturation - SHED_FROM) / (1 - SHED_FROM))) ** 2
         if not probability or self._draw() >= probability:
             return
-        due_ns = now_ns + round(min(30.0, 2.0 * saturation) * _NS_PER_SECOND)
-        error = self._promise(num_prompt_tokens, now_ns, due_ns, applicant, is_own_fault=False)
-        error.reject_reason = RejectReason.SHED
-        error.message = (
-            f"Work of class {applicant.service_class.name!r} is turned away while requests before it are near their targets. "
-            f"Come again in {error.retry_after_seconds} s."
+        pause_ns = round(min(30.0, 2.0 * saturation) * _NS_PER_SECOND)
+        seconds = self._promise(ask, now_ns + max(pause_ns, self._wait_ns(self._promised(ask), ask) or 0))
+        raise RequestError(
+            f"Work of class {service_class.name!r} is turned away while requests before it are near their targets. "
+            f"Come again in {seconds} s.",
+            code=ErrorCode.OVERLOADED,
+            retry_after_seconds=seconds,
+            reject_reason=RejectReason.SHED,
         )
-        raise error
 
     def _saturation(self, entry: ServiceClass, now_ns: int) -> float:
         """How near a short prompt behind all that waits of this class would be to a refusal: 1 is at it."""
@@ -261,14 +271,16 @@ class AdmissionControl:
         wait_ns = self._outlook.wait_ns({applicant.tenant: num_tokens}, 1, now_ns, applicant)
         return 0.0 if wait_ns is None else wait_ns / (NEWCOMER_SHARE * self._outlook.allowed_ns(1, now_ns, applicant))
 
-    def _with_promises(
-        self, queued: Mapping[str, float], level: int, own: Promise | None, until_ns: int | None
-    ) -> dict[str, float]:
-        """What waits, with those who were told to come (by `until_ns`), the applicant's own promise left out."""
-        expected = self._promises.tokens_by_tenant(level, until_ns)
-        if own is not None and own.tenant in expected:
-            expected[own.tenant] = max(0.0, expected[own.tenant] - own.num_tokens * self._promises.kept_ratio)
-        return {name: queued.get(name, 0.0) + expected.get(name, 0.0) for name in {*queued, *expected}}
+    def _wait_ns(self, queued: Mapping[str, float], ask: "_Ask") -> int | None:
+        return self._outlook.wait_ns(queued, ask.num_prompt_tokens, ask.now_ns, ask.applicant, ask.num_requests)
+
+    def _promised(self, ask: "_Ask", until_ns: int | None = None) -> dict[str, float]:
+        """Tokens of those who were told to come (by `until_ns`), by tenant; the applicant's own place left out."""
+        expected = self._promises.tokens_by_tenant(ask.applicant.service_class.level, until_ns)
+        if ask.held is not None and ask.held.tenant in expected:
+            own = ask.held.num_tokens * self._promises.kept_ratio
+            expected[ask.held.tenant] = max(0.0, expected[ask.held.tenant] - own)
+        return expected
 
     def _count_class(self, applicant: Applicant, num_requests: int, num_tokens: int) -> None:
         counts = self._class_queues.setdefault(applicant.service_class.name, [0, 0])
@@ -288,8 +300,24 @@ class AdmissionControl:
             self._completions.count(now_ns)
 
 
-def _is_due(promise: Promise, now_ns: int) -> bool:
-    return now_ns >= promise.due_ns - EARLY_NS
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A call before the door. `held`: the place that is kept for it, for later than now."""
+
+    num_prompt_tokens: int
+    now_ns: int
+    applicant: Applicant
+    num_requests: int
+    held: Promise | None
+    comes_as_told: bool  # its time had come, and it has taken up its place
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
+
+
+def _whole_seconds(duration_ns: int) -> int:
+    return max(1, math.ceil(duration_ns / _NS_PER_SECOND))
 
 
 def _over_share(applicant: Applicant, seconds: int) -> RequestError:

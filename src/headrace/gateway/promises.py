@@ -10,7 +10,7 @@ due were there. A promise that nobody keeps is forgotten after a grace time.
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_PROMISES = 8192
 EARLY_NS = 250_000_000  # clients' timers are not exact: so much too early counts as due
@@ -34,11 +34,12 @@ class Promise:
 
 
 class PromiseBook:
-    """Promises by digest. Bounded: a caller beyond MAX_PROMISES is told a time and has no place."""
+    """Promises by digest. Bounded, with those just taken up: a caller beyond MAX_PROMISES is told a time and has no place."""
 
     def __init__(self) -> None:
         self._promises: dict[bytes, Promise] = {}
-        self._expiries: list[tuple[int, bytes]] = []
+        self._taken: dict[bytes, Promise] = {}  # whose callers have come, until they are let in or the place's time is over
+        self._expiries: list[tuple[int, bytes]] = []  # of both
         self._tokens_of: dict[tuple[int, str], int] = {}  # (level, tenant) -> tokens promised
         self._by_second: dict[int, dict[tuple[int, str], int]] = {}  # the same, by the second in which they are due
         self.kept_ratio = FIRST_KEPT_RATIO
@@ -58,12 +59,14 @@ class PromiseBook:
         if not promise.digest:
             return
         self._drop(promise.digest)
-        if len(self._promises) >= MAX_PROMISES:
+        self._taken.pop(promise.digest, None)
+        if len(self._promises) + len(self._taken) >= MAX_PROMISES:
             return
         self._promises[promise.digest] = promise
         heapq.heappush(self._expiries, (promise.expires_ns, promise.digest))
         if len(self._expiries) > 2 * MAX_PROMISES:  # most are of promises that were replaced since
-            self._expiries = [(held.expires_ns, held.digest) for held in self._promises.values()]
+            held = (*self._promises.values(), *self._taken.values())
+            self._expiries = [(promise.expires_ns, promise.digest) for promise in held]
             heapq.heapify(self._expiries)
         second = promise.due_ns // _NS_PER_SECOND
         for tokens_of in (self._tokens_of, self._by_second.setdefault(second, {})):
@@ -75,15 +78,26 @@ class PromiseBook:
         if self._drop(promise.digest):
             self.num_kept += 1
             self._learn(1.0)
+            self._taken[promise.digest] = promise
+
+    def give_back(self, digest: bytes, now_ns: int, due_ns: int) -> None:
+        """What the caller had taken up was filled before it was in: keep another place for it, if it had taken up one."""
+        promise = self._taken.get(digest)
+        if promise is not None:
+            self.give(replace(promise, due_ns=due_ns, expires_ns=expiry_of(due_ns, now_ns)))
 
     def forget(self, digest: bytes) -> None:
-        """The caller was let in before its time: it needs no place any more."""
+        """The caller was let in: it needs no place any more."""
+        self._taken.pop(digest, None)
         self._drop(digest)
 
     def forget_expired(self, now_ns: int) -> None:
         """Give up places whose callers did not come."""
         while self._expiries and self._expiries[0][0] <= now_ns:
             expires_ns, digest = heapq.heappop(self._expiries)
+            taken = self._taken.get(digest)
+            if taken is not None and taken.expires_ns == expires_ns:
+                del self._taken[digest]
             promise = self._promises.get(digest)
             if promise is not None and promise.expires_ns == expires_ns:
                 self._drop(digest)
