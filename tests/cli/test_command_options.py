@@ -55,6 +55,40 @@ def test_an_option_of_another_command_is_a_usage_error_that_says_whose_it_is(arg
     assert result.output.endswith(f"Error: No such option '{flag}'. It is an option of {owners}.\n")
 
 
+def commands(command=main, path=()):
+    """All commands, those that are imported when called for too, with the words that call them."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        yield from commands(command.get_command(context, name), (*path, name))
+
+
+def options_with_fractions():
+    settings = {field.flag for field in setting_fields()}
+    for path, command in commands():
+        for parameter in command.params:
+            is_fraction = isinstance(parameter, click.Option) and isinstance(parameter.type, click.types.FloatParamType)
+            if is_fraction and parameter.opts[0] not in settings:
+                yield pytest.param(parameter, id=" ".join((*path, parameter.opts[-1])))
+
+
+@pytest.mark.parametrize("option", list(options_with_fractions()))
+def test_no_option_takes_what_is_no_number(option):
+    """NaN is below no bound and above none: a plain range lets it through."""
+    with pytest.raises(click.BadParameter, match="nan is not a number"):
+        option.type.convert("nan", option, None)
+
+
+@pytest.mark.parametrize("flag", [field.flag for field in setting_fields() if field.kind is float])
+def test_no_setting_takes_what_is_no_number(flag):
+    """Settings have their bounds in the configuration, for files and the environment too."""
+    result = invoke("serve", flag, "nan")
+    assert result.exit_code != 0
+    assert "Error: configuration: Expected `float`" in result.output
+
+
 def test_an_option_that_no_command_has_is_corrected():
     result = invoke("serve", "--prot", "1")
     assert result.exit_code == 2

@@ -194,6 +194,30 @@ def test_an_unknown_key_in_the_configuration_is_fatal(tmp_path):
     assert "prot" in refused.stderr
 
 
+def test_the_server_outlives_whoever_reads_its_log():
+    """As behind `| head -1`, or when the collector of logs dies: serving, restarts and stopping do not hang on a line."""
+    port = free_port()
+    command = [sys.executable, "-m", "headrace", "serve", "--port", str(port), *FLAGS]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process.stderr.close()
+    server = Server(process, "127.0.0.1", port, 0.0)
+    try:
+        server.wait_ready(60)
+        assert asyncio.run(post(server, "/v1/completions", completion(max_tokens=5))).finish_reason == "length"
+        worker = server.worker
+        worker.kill()
+        worker.wait(5)
+        while server.get("/health/ready")[0] == 200:
+            time.sleep(0.005)  # ends when the gateway has heard of it, at the latest with the test's time limit
+        server.wait_ready(60)
+        assert asyncio.run(post(server, "/v1/completions", completion(max_tokens=5))).finish_reason == "length"
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_idle_processes_do_not_poll():
     with serving(*FLAGS) as server:
         time.sleep(1)

@@ -1,8 +1,10 @@
 """Log lines: their form, and that no prompt gets into one by any way."""
 
 import dataclasses
+import io
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -168,6 +170,38 @@ def test_the_level_changes_at_run_time_for_loggers_made_before_and_for_libraries
     lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["ours at debug", "a library at error", "ours at info", "a library at info"]
     assert all("timestamp" in line for line in lines), "the form stays"
+
+
+class Pipe(io.StringIO):
+    """Whose reader may be gone."""
+
+    is_broken = False
+
+    def write(self, text):
+        if self.is_broken:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("form", ["json", "human"])
+def test_a_line_that_cannot_be_written_fails_nobody_and_is_counted(form, stderr, monkeypatch):
+    """The reader of a pipe ends, a disk is full: whoever logs goes on, and what was lost is said when lines go out again."""
+    pipe = Pipe()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    configure_logging(form)
+    log, library = get_logger("test"), logging.getLogger("library")
+    log.info("first line")
+    pipe.is_broken = True
+    log.info("line lost")
+    library.warning("line lost")
+    pipe.is_broken = False
+    library.warning("second line")
+    log.info("third line")
+    lines = pipe.getvalue().splitlines()
+    assert "line lost" not in pipe.getvalue()
+    events = ["first line", "second line", "log lines were lost", "third line"]
+    assert [next(event for event in events if event in line) for line in lines] == events
+    assert re.search(r"num_lines\W+2\b", re.sub(r"\x1b\[[0-9;]*m", "", lines[2]))
 
 
 def test_an_unknown_level_changes_nothing(stderr):

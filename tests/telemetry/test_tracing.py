@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 import sys
 import threading
 from dataclasses import astuple, replace
@@ -428,7 +429,7 @@ def test_missing_packages_are_named_with_what_installs_them(monkeypatch):
     monkeypatch.delitem(sys.modules, "headrace.telemetry.otlp")
     monkeypatch.delattr("headrace.telemetry.otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigurationError, match=r"install the extra otel"):
+    with pytest.raises(ConfigurationError, match=re.escape("install the extra otel (in a checkout: pip install -e '.[otel]')")):
         open_tracing("http://127.0.0.1:4318", 1.0, "headrace", "1", "river")
 
 

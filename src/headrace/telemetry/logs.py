@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Literal, cast
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
@@ -84,6 +84,7 @@ def _number_of(level: str) -> int:
 def _configure(form: _Form) -> None:
     global _form
     _form = form
+    sink = _Sink(sys.stderr)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -99,16 +100,16 @@ def _configure(form: _Form) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(form.level),
-        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(cast("TextIO", sink)),
         cache_logger_on_first_use=False,
     )
     if form.with_libraries:
-        _configure_libraries(shared, last, form.level)
+        _configure_libraries(sink, shared, last, form.level)
 
 
-def _configure_libraries(shared: list[Processor], last: list[Processor], level: int) -> None:
+def _configure_libraries(sink: "_Sink", shared: list[Processor], last: list[Processor], level: int) -> None:
     """Give what comes through `logging` the same form."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sink)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, _name_of_library],
@@ -118,6 +119,32 @@ def _configure_libraries(shared: list[Processor], last: list[Processor], level: 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))  # libraries' debug lines may hold what clients sent
+
+
+class _Sink:
+    """Where lines go. One that cannot be written fails nobody: the reader of a pipe may end, or a disk be full, at any time.
+
+    What was lost is counted, and said in a line of its own when lines go out again.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._num_lost = 0
+
+    def write(self, line: str) -> None:
+        """A whole line with its end."""
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except OSError:
+            self._num_lost += 1
+            return
+        if self._num_lost:
+            num_lines, self._num_lost = self._num_lost, 0
+            get_logger("logs").warning("log lines were lost", num_lines=num_lines)
+
+    def flush(self) -> None:
+        """Every line is flushed when it is written."""
 
 
 def withhold_content(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -115,5 +115,7 @@ def test_ratios_without_intervals_or_far_from_one_are_drawn():
 
 def test_a_missing_library_is_said_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(svg.ChartsUnavailableError, match=r"install the extra bench"):
+    with pytest.raises(
+        svg.ChartsUnavailableError, match=re.escape("install the extra bench (in a checkout: pip install -e '.[bench]')")
+    ):
         svg.require_charts()

@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 
 from headrace.loadtest.audit.findings import AuditReport, CheckResult, Outcome
-from headrace.loadtest.audit.terminal import count_words, mark
+from headrace.loadtest.audit.terminal import mark, score_words
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6875; --paper: #fbfbf9; --line: #dcdfe2; --card: #fff;
@@ -41,14 +41,14 @@ def render_report(report: AuditReport) -> str:
     facts = [f"model {report.model}", *(f"{name} {value}" for name, value in report.server.items())]
     facts += [f"{report.num_requests} requests in {report.seconds:g} s", report.started_at]
     groups = "".join(_group(name, list(lines)) for name, lines in groupby(report.checks, key=lambda line: line.group))
-    score = "–" if report.score is None else f"{report.score:g}"
+    score, words = score_words(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
         f'<p class="soft">{escape(" · ".join(facts))}</p>'
-        f'<div class="score"><b>{score}</b><span>of 100: {count_words(report)}</span></div>{_bar(report)}'
+        f'<div class="score"><b>{score or "–"}</b><span>{words}</span></div>{_bar(report)}'
         f'<p class="soft">A line counts with its weight; a clear refusal of an optional field counts half; '
         f"skipped lines and notes do not count.</p>{groups}</body></html>\n"
     )

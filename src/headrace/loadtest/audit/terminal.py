@@ -23,16 +23,13 @@ def mark(line: CheckResult) -> tuple[str, str]:
     return MARKS[line.outcome]
 
 
-def score_words(report: AuditReport) -> str:
-    """The score and what it counts."""
-    score = "no score" if report.score is None else f"{report.score:g} of 100"
-    scope = " for what was checked" if report.skipped and report.score is not None else ""
-    return f"{score}{scope}: {count_words(report)}"
-
-
-def count_words(report: AuditReport) -> str:
-    """How many lines of each outcome."""
-    return f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped"
+def score_words(report: AuditReport) -> tuple[str, str]:
+    """The score, "" for none, and what it counts."""
+    counts = f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped"
+    if report.score is None:
+        return "", f"no score: {counts}"
+    scope = " for what was checked" if report.skipped else ""
+    return f"{report.score:g}", f"of 100{scope}: {counts}"
 
 
 def print_report(report: AuditReport, console: Console) -> None:
@@ -51,5 +48,5 @@ def print_report(report: AuditReport, console: Console) -> None:
                 evidence.append(f"\n→ {line.hint}", style="italic")
             table.add_row(Text(word, style=style), Text(f"{line.title}\n").append(line.id, style="dim"), evidence)
         console.print(table)
-    console.print(Text(score_words(report), style="bold"))
+    console.print(Text(" ".join(score_words(report)).strip(), style="bold"))
     console.print(Text(f"{report.num_requests} requests in {report.seconds:g} s"))
