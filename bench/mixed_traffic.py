@@ -251,6 +251,8 @@ def tenants(arguments: argparse.Namespace) -> int:
     ours, theirs, windows = [], [], []
     flags = (*flags, "--admission", "bounds")  # a door that refuses the excess would leave a tenant without a backlog at times
     with configured(TENANTS, *flags) as server, configured(first_come + TENANTS, *flags) as fcfs:
+        for target in (server, fcfs):
+            asyncio.run(saturated(target, 16, 5, named("light")))  # both warm
         for _ in range(3):
             run = asyncio.run(backlogged(server, {"light": 24, "heavy": 48}, 24))
             ours.append(sum(weight == 2 for _, _, weight in run.served) / 24)
