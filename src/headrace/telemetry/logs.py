@@ -84,7 +84,7 @@ def _number_of(level: str) -> int:
 def _configure(form: _Form) -> None:
     global _form
     _form = form
-    sink = _Sink(sys.stderr)
+    sink = _Sink()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -122,20 +122,19 @@ def _configure_libraries(sink: "_Sink", shared: list[Processor], last: list[Proc
 
 
 class _Sink:
-    """Where lines go. One that cannot be written fails nobody: the reader of a pipe may end, or a disk be full, at any time.
+    """To stderr. A line that cannot be written fails nobody: the reader of a pipe may end, or a disk be full, at any time.
 
     What was lost is counted, and said in a line of its own when lines go out again.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
         self._num_lost = 0
 
     def write(self, line: str) -> None:
         """A whole line with its end."""
         try:
-            self._stream.write(line)
-            self._stream.flush()
+            sys.stderr.write(line)  # whatever it is by now
+            sys.stderr.flush()
         except OSError:
             self._num_lost += 1
             return
